@@ -37,7 +37,7 @@ class Bench:
         self.rows: dict[int, tuple[int, bool]] = {}
         self.mends = [0] * config.arrays
         self.array_of: dict[int, int] = {}
-        for name in ("slots__begins", "slots__ends", "takes", "gives"):
+        for name in ("slots__begun__valid", "slots__ended__valid", "takes", "gives"):
             getattr(dut, name).value = 0
         dut.exists.value = (1 << config.arrays) - 1
         if config.background:
@@ -66,19 +66,19 @@ class Bench:
         """What goes in this cycle and what comes, of any array ``but`` one that is deleted."""
         dut, config, generator = self.dut, self.config, self.random
         left, came = set(), set()
-        for name in ("slots__begins", "slots__ends", "takes", "gives"):
+        for name in ("slots__begun__valid", "slots__ended__valid", "takes", "gives"):
             getattr(dut, name).value = 0
         taken = set(self.commands)
         if self.commands and generator.random() < pace * generator.random() * 2:
             slot = generator.choice(list(self.commands))
             del self.commands[slot]
-            dut.slots__ends.value, dut.slots__ended.value = 1, slot
+            dut.slots__ended__valid.value, dut.slots__ended__payload.value = 1, slot
             left.add(("command", slot))
         free = sorted({*range(config.commands)} - taken)
         if free and generator.random() < pace:
             slot, number = generator.choice(free), generator.randrange(config.volumes)
-            dut.slots__begins.value = 1
-            dut.slots__begun.value = pack(command_begin(config), slot=slot, volume=number)
+            dut.slots__begun__valid.value = 1
+            dut.slots__begun__payload.value = pack(command_begin(config), slot=slot, volume=number)
             self.commands[slot] = number
             came.add(("command", slot))
         if self.rows and generator.random() < pace * generator.random() * 2:

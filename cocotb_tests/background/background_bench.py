@@ -192,9 +192,9 @@ class Bench:
         self.present = 0
         for name in ("present", "host_active", "occupied", "flush_waits", "refusing", "now",
                      "restarted", "blamed", "blame__blames", "blame__volume",
-                     "boundary_read__address", "sync_read__address", "slots__begins",
-                     "slots__ends", "tellings__answers", "tellings__heard",
-                     "tellings__unheard"):  # fmt: skip
+                     "boundary_read__address", "sync_read__address", "slots__begun__valid",
+                     "slots__ended__valid", "tellings__hearing__answered__valid",
+                     "tellings__hearing__heard", "tellings__hearing__unheard"):  # fmt: skip
             getattr(dut, name).value = 0
         for name in ("flush", "flushing", "completed", "completion"):
             getattr(dut, f"writes__flushes__{name}").value = 0

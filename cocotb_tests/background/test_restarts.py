@@ -401,10 +401,10 @@ async def is_never_trusted_at_once(dut):
 async def begins(host: Bench, slot: int, volume: int, *, late: bool = False) -> None:
     """A command of a volume gets a slot."""
     dut, layout = host.dut, command_begin(host.config)
-    dut.slots__begun.value = pack(layout, slot=slot, volume=volume, late=late)
-    dut.slots__begins.value = 1
+    dut.slots__begun__payload.value = pack(layout, slot=slot, volume=volume, late=late)
+    dut.slots__begun__valid.value = 1
     await RisingEdge(dut.clk)
-    dut.slots__begins.value = 0
+    dut.slots__begun__valid.value = 0
     await ClockCycles(dut.clk, 2)
 
 
@@ -414,17 +414,18 @@ async def ends(
     """Its command leaves a slot; if that is to tell, the answer comes ``cycles`` later, in the
     completion queue ``queue``."""
     dut = host.dut
-    dut.slots__ended.value, dut.slots__ends.value = slot, 1
+    dut.slots__ended__payload.value, dut.slots__ended__valid.value = slot, 1
     await RisingEdge(dut.clk)
     told = unpack(telling(host.config), sample(dut.tellings__tells))
-    dut.slots__ends.value = 0
+    dut.slots__ended__valid.value = 0
     await ClockCycles(dut.clk, 2 + cycles)
     if told.any:
         layout = answer(host.config)
-        dut.tellings__answer.value = pack(layout, volume=told.volume, posted=posted, queue=queue)
-        dut.tellings__answers.value = 1
+        fields = {"volume": told.volume, "posted": posted, "queue": queue}
+        dut.tellings__hearing__answered__payload.value = pack(layout, **fields)
+        dut.tellings__hearing__answered__valid.value = 1
         await RisingEdge(dut.clk)
-        dut.tellings__answers.value = 0
+        dut.tellings__hearing__answered__valid.value = 0
         await ClockCycles(dut.clk, 2)
 
 
@@ -584,9 +585,9 @@ async def what_is_not_heard_is_told_again(dut):
     every = (1 << last + 1) - 1
 
     async def pulse(name: str, bits: int) -> int:
-        getattr(dut, f"tellings__{name}").value = bits
+        getattr(dut, f"tellings__hearing__{name}").value = bits
         await RisingEdge(dut.clk)
-        getattr(dut, f"tellings__{name}").value = 0
+        getattr(dut, f"tellings__hearing__{name}").value = 0
         await ClockCycles(dut.clk, 2)
         return sample(dut.arrays__indebted)
 

@@ -63,7 +63,8 @@ class Held:
 async def holds_back(dut):
     """Random settings and loads, so that the time is often over just as a completion comes."""
     choose = random.Random(int(os.environ["SEED"]))
-    for name in ("raised", "vector", "threshold", "delay", "uncoalesced", "clear", "hurry", "now"):
+    for name in ("raised__valid", "raised__payload", "threshold", "delay", "uncoalesced", "clear",
+                 "hurry", "now"):  # fmt: skip
         getattr(dut, name).value = 0
     await start(dut)
     # Time wraps on the way.
@@ -76,7 +77,7 @@ async def holds_back(dut):
         )
         dut.delay.value, dut.threshold.value = held.delay, held.threshold
         dut.uncoalesced.value = held.uncoalesced
-        dut.raised.value, dut.hurry.value, dut.clear.value = 0, 0, 1
+        dut.raised__valid.value, dut.hurry.value, dut.clear.value = 0, 0, 1
         for _ in range(3):
             now += 1
             dut.now.value = now % (1 << TIME_BITS)
@@ -90,7 +91,7 @@ async def holds_back(dut):
             vector = choose.randrange(VECTORS)
             raises = not raised and choose.random() < often
             held.hurry = choose.random() < 0.002
-            dut.raised.value, dut.vector.value = int(raises), vector
+            dut.raised__valid.value, dut.raised__payload.value = int(raises), vector
             dut.hurry.value = int(held.hurry)
             await FallingEdge(dut.clk)
             found = sample(dut.passed)
@@ -121,7 +122,7 @@ class LosesWhatComesLast(Coalesce):
         m = Module()
         m.submodules.inner = inner = Coalesce(config=CONFIG)
         connect(m, flipped(self), inner)
-        m.d.comb += inner.raised.eq(self.raised & (inner.deadline != self.now + 1))
+        m.d.comb += inner.raised.valid.eq(self.raised.valid & (inner.deadline != self.now + 1))
         return m
 
 

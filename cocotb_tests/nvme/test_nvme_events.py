@@ -51,7 +51,7 @@ class AdminBench:
         """Identifiers of the requests that are held."""
         self.identifier = 0
         config = bench_config()
-        for name in ("misuse", "misuse_value", "warning", "news", "allocated",
+        for name in ("misuse__valid", "misuse__payload", "warning", "news", "allocated",
                      "parameter_read__done", "parameter_read__error",
                      "abort_access__tried", "abort_access__found", "reports__posted",
                      "clear"):  # fmt: skip
@@ -142,7 +142,7 @@ class AdminBench:
             dut.warning.value = self.warning
             await ClockCycles(dut.clk, 1)
             return
-        pulse = dut.misuse if event == EventType.ERROR else dut.news
+        pulse = dut.misuse__valid if event == EventType.ERROR else dut.news
         pulse.value = 1
         await ClockCycles(dut.clk, 1)
         pulse.value = 0

@@ -211,9 +211,9 @@ class TellsWhatWasAskedFor(EntryRing):
     def elaborate(self, platform):
         m = super().elaborate(platform)
         m.d.comb += [
-            self.arrived.eq(self.begin),
-            self.arrived_queue.eq(self.queue),
-            self.arrived_head.eq(self.head),
+            self.arrived.valid.eq(self.begin.valid),
+            self.arrived.payload.queue.eq(self.begin.payload.queue),
+            self.arrived.payload.head.eq(self.begin.payload.head),
         ]
         return m
 

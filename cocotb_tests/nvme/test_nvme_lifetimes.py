@@ -46,12 +46,12 @@ class Host(Bench):
         dut, layout = self.dut, command_begin(self.config)
         while True:
             await RisingEdge(dut.clk)
-            if sample(dut.slots__begins):
-                begun = unpack(layout, sample(dut.slots__begun))
+            if sample(dut.slots__begun__valid):
+                begun = unpack(layout, sample(dut.slots__begun__payload))
                 self.inside[begun.slot] = begun.volume
                 self.late[begun.slot] = begun.late
-            if sample(dut.slots__ends):
-                del self.inside[sample(dut.slots__ended)]
+            if sample(dut.slots__ended__valid):
+                del self.inside[sample(dut.slots__ended__payload)]
 
     def _manage(self, request) -> None:
         self._check_change(request)
@@ -290,8 +290,8 @@ async def answers_are_posted(dut):
     async def watch() -> None:
         while True:
             await RisingEdge(dut.clk)
-            if sample(dut.tellings__answers):
-                seen = unpack(told, sample(dut.tellings__answer))
+            if sample(dut.tellings__hearing__answered__valid):
+                seen = unpack(told, sample(dut.tellings__hearing__answered__payload))
                 assert seen.volume == VICTIM
                 answered.append(seen.posted)
 
@@ -341,7 +341,7 @@ async def what_the_host_has_taken_is_known(dut):
         while True:
             await RisingEdge(dut.clk)
             for name, seen in (("heard", heard), ("unheard", unheard)):
-                bits = sample(getattr(dut, f"tellings__{name}"))
+                bits = sample(getattr(dut, f"tellings__hearing__{name}"))
                 if bits:
                     seen.append(bits)
 

@@ -14,7 +14,7 @@ from hdl.flow.host_command import HostOpcode, Status, completion
 from hdl.nvme.codes import StatusCode, status_field
 from hdl.nvme.commands.slots import SlotTable
 from hdl.nvme.pages.health import note
-from hdl.nvme.records import carried, finish, rejected, target
+from hdl.nvme.records import finish, rejected, stored, target
 
 CONFIG = bench_config()
 VICTIM, OTHER, ABORT = 0x1234, 0x4321, 0x5000
@@ -36,9 +36,9 @@ class Bench:
         )
         self.notes = StreamSink(dut, "note", layout=note(CONFIG), callback=self._note)
         self.carried: dict[tuple[int, int], dict] = {}
-        dut.stop.value = dut.store.value = dut.again__ready.value = 0
+        dut.stop.value = dut.store__valid.value = dut.again__ready.value = 0
         dut.allocate__ready.value = dut.cancel__ready.value = 0
-        dut.cancelled.value = dut.cancel_found.value = 0
+        dut.cancelled__valid.value = dut.cancelled__payload.value = 0
         self.generator = generator
         self.ends = 0
 
@@ -66,12 +66,12 @@ class Bench:
             self.cancels.append(self.held.get(slot))
             await FallingEdge(dut.clk)
             dut.cancel__ready.value = 0
-            dut.cancelled.value = 1
-            dut.cancel_found.value = int(slot in self.held)
+            dut.cancelled__valid.value = 1
+            dut.cancelled__payload.value = int(slot in self.held)
             await RisingEdge(dut.clk)
             self.ends += sample(dut.abort_access__tried)
             await FallingEdge(dut.clk)
-            dut.cancelled.value = 0
+            dut.cancelled__valid.value = 0
 
     async def store(self, queue: int, identifier: int) -> int:
         """A command gets the next slot, in this cycle if there is one."""
@@ -80,8 +80,7 @@ class Bench:
         while not sample(dut.allocate__valid):
             await FallingEdge(dut.clk)
         slot = sample(dut.allocate__payload)
-        dut.allocate__ready.value = dut.store.value = 1
-        dut.store_slot.value = slot
+        dut.allocate__ready.value = dut.store__valid.value = 1
         fields = {
             "queue": queue,
             "identifier": identifier,
@@ -92,12 +91,11 @@ class Bench:
             "sectors": self.generator.getrandbits(1),
         }
         self.carried[queue, identifier] = fields
-        dut.store_command.value = pack(carried(CONFIG), **fields)
-        dut.store_parts.value = 0
+        dut.store__payload.value = pack(stored(CONFIG), slot=slot, command=fields)
         await RisingEdge(dut.clk)
         self.held[slot] = (queue, identifier)
         await FallingEdge(dut.clk)
-        dut.allocate__ready.value = dut.store.value = 0
+        dut.allocate__ready.value = dut.store__valid.value = 0
         return slot
 
     async def end(self, slot: int) -> None:

@@ -108,7 +108,7 @@ class References(wiring.Component):
         if self._config.background:
             self._count_mends(m)
         m.d.comb += self.volume_read.address.eq(self._volume)
-        m.d.sync += self._recent.eq(Cat(self.slots.ends | self.gives, self._recent[0]))
+        m.d.sync += self._recent.eq(Cat(self.slots.ended.valid | self.gives, self._recent[0]))
         with m.FSM(name="quiesce") as fsm:
             self._rest(m)
             self._turn_volume(m)
@@ -116,7 +116,7 @@ class References(wiring.Component):
             self._wait(m)
             self._answer(m)
             m.d.comb += self.busy.eq(
-                ~self._waits(fsm) | self.slots.ends | self.gives | self._recent.any()
+                ~self._waits(fsm) | self.slots.ended.valid | self.gives | self._recent.any()
             )
         return m
 
@@ -125,11 +125,11 @@ class References(wiring.Component):
         m.submodules.commands = commands = self._commands
         m.d.comb += [
             commands.epochs.eq(self._volume_epochs),
-            commands.begins.eq(self.slots.begins),
-            commands.slot.eq(self.slots.begun.slot),
-            commands.owner.eq(self.slots.begun.volume),
-            commands.ends.eq(self.slots.ends),
-            commands.ended.eq(self.slots.ended),
+            commands.begins.eq(self.slots.begun.valid),
+            commands.slot.eq(self.slots.begun.payload.slot),
+            commands.owner.eq(self.slots.begun.payload.volume),
+            commands.ends.eq(self.slots.ended.valid),
+            commands.ended.eq(self.slots.ended.payload),
             commands.looked.eq(self._volume),
         ]
 

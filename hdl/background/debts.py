@@ -112,11 +112,12 @@ class Debts(wiring.Component):
         begin = data.StructLayout({"volume": config.volume_bits, "told": TOLD_BITS})
         m.submodules.begins_of = begins_of = Table(begin, config.commands)
         found = begins_of.reads[0].data
+        begun = self.slots.begun.payload
         m.d.comb += [
-            begins_of.write.address.eq(self.slots.begun.slot),
-            begins_of.write.data.volume.eq(self.slots.begun.volume),
-            begins_of.write.data.told.eq(told[self.slots.begun.volume] - self.slots.begun.late),
-            begins_of.write.enable.eq(self.slots.begins),
+            begins_of.write.address.eq(begun.slot),
+            begins_of.write.data.volume.eq(begun.volume),
+            begins_of.write.data.told.eq(told[begun.volume] - begun.late),
+            begins_of.write.enable.eq(self.slots.begun.valid),
             begins_of.reads[0].address.eq(self.late.address),
             self.late.data.eq(found.told != told[found.volume]),
         ]
@@ -127,27 +128,28 @@ class Debts(wiring.Component):
             bits[volume] for bits in (self._waits, self._leaves, self._vain, self._lies)
         )
         indebted, told = self.indebted[volume], self.tellings.told[volume]
-        count = self._told[volume]
+        hearing, count = self.tellings.hearing, self._told[volume]
+        answer = hearing.answered.payload
         teller = Signal(self._config.slot_bits, name=f"teller_{volume}")
         queue = Signal(range(self._config.queue_pairs + 1), name=f"queue_{volume}")
-        own = waits & (teller == self.slots.ended)
+        own = waits & (teller == self.slots.ended.payload)
         with m.If(own):
             m.d.comb += [self.tellings.tells.any.eq(1), self.tellings.tells.volume.eq(volume)]
-        with m.If(own & self.slots.ends):
+        with m.If(own & self.slots.ended.valid):
             m.d.sync += [waits.eq(0), leaves.eq(1), vain.eq(0)]
-        with m.If(self.tellings.answers & (self.tellings.answer.volume == volume)):
-            m.d.comb += told.eq(self.tellings.answer.posted & ~vain)
+        with m.If(hearing.answered.valid & (answer.volume == volume)):
+            m.d.comb += told.eq(answer.posted & ~vain)
             m.d.sync += leaves.eq(0)
         with m.If(told):
             m.d.sync += [
                 indebted.eq(0),
                 count.eq(count + 1),
                 lies.eq(1),
-                queue.eq(self.tellings.answer.queue),
+                queue.eq(answer.queue),
             ]
-        with m.Elif(lies & self.tellings.heard.bit_select(queue, 1)):
+        with m.Elif(lies & hearing.heard.bit_select(queue, 1)):
             m.d.sync += lies.eq(0)
-        with m.Elif(lies & self.tellings.unheard.bit_select(queue, 1)):
+        with m.Elif(lies & hearing.unheard.bit_select(queue, 1)):
             m.d.sync += [lies.eq(0), indebted.eq(1)]
         blamed = self.blame.blames & (self.blame.volume == volume)
         with m.If(blamed & indebted & ~waits & ~leaves):

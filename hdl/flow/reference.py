@@ -4,6 +4,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
+from hdl.kit.pulse import Pulse
 
 
 def reference(config: Config) -> data.StructLayout:
@@ -47,23 +48,41 @@ class SlotEvents(wiring.Signature):
 
     Ports
     -----
-    begins
-        A pulse. A command gets a slot, before its volume matters.
     begun
-        With ``begins``: which command, in which slot.
-    ends
-        A pulse. The slot of a command is free again.
+        A command gets a slot, before its volume matters.
     ended
-        With ``ends``: that slot.
+        The slot of a command is free again.
     """
 
     def __init__(self, config: Config):
         super().__init__(
             {
-                "begins": Out(1),
-                "begun": Out(command_begin(config)),
-                "ends": Out(1),
-                "ended": Out(config.slot_bits),
+                "begun": Out(Pulse(command_begin(config))),
+                "ended": Out(Pulse(config.slot_bits)),
+            }
+        )
+
+
+class Hearing(wiring.Signature):
+    """What becomes of the ends of commands that tell volumes something, seen from the queues.
+
+    Ports
+    -----
+    answered
+        The end of a command that was to tell the host has come to its completion queue.
+    heard
+        One bit per completion queue, a pulse. The host has taken all its entries that tell.
+    unheard
+        One bit per completion queue, a pulse. The queue has gone.
+    """
+
+    def __init__(self, config: Config):
+        queues = config.queue_pairs + 1
+        super().__init__(
+            {
+                "answered": Out(Pulse(answer(config))),
+                "heard": Out(queues),
+                "unheard": Out(queues),
             }
         )
 
@@ -77,14 +96,8 @@ class Tellings(wiring.Signature):
         Whom the end of the command tells whose slot ends (`SlotEvents`).
     told
         One bit per volume, a pulse. Now the host has been told.
-    answers
-        A pulse. The end of a command that was to tell the host has come to its completion queue.
-    answer
-        With ``answers``: of which volume, in which queue.
-    heard
-        One bit per completion queue, a pulse. The host has taken all its entries that tell.
-    unheard
-        One bit per completion queue, a pulse. The queue has gone.
+    hearing
+        What becomes of those ends.
     """
 
     def __init__(self, config: Config):
@@ -92,10 +105,7 @@ class Tellings(wiring.Signature):
             {
                 "tells": In(telling(config)),
                 "told": In(config.volumes),
-                "answers": Out(1),
-                "answer": Out(answer(config)),
-                "heard": Out(config.queue_pairs + 1),
-                "unheard": Out(config.queue_pairs + 1),
+                "hearing": Out(Hearing(config)),
             }
         )
 

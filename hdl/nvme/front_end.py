@@ -332,9 +332,8 @@ class NvmeFrontEnd(wiring.Component):
         registers, queues, admin = self._registers, self._queues, self._admin
         interrupts, coalesce = self._interrupts, self._coalesce
         clear = ~queues.running | ~registers.enable
+        connect(m, queues.raised, coalesce.raised)
         m.d.comb += [
-            coalesce.raised.eq(queues.raised),
-            coalesce.vector.eq(queues.vector),
             coalesce.threshold.eq(admin.settings.threshold),
             coalesce.delay.eq(admin.settings.delay),
             coalesce.uncoalesced.eq(admin.settings.uncoalesced),
@@ -362,16 +361,16 @@ class NvmeFrontEnd(wiring.Component):
             arrived.input.valid.eq(self.host.read_done.valid & (done.kind == Kind.BLOCK)),
             arrived.input.payload.line.eq(done.index),
             arrived.input.payload.error.eq(done.error),
-            queues.done.eq(self._read_ends & (done.kind == Kind.ENTRIES)),
-            queues.done_index.eq(done.index),
-            queues.done_error.eq(done.error),
-            admin_entry.done.eq(queues.done & (done.index == ADMIN_FETCH)),
-            admin_entry.done_error.eq(done.error),
+            queues.done.valid.eq(self._read_ends & (done.kind == Kind.ENTRIES)),
+            queues.done.payload.index.eq(done.index),
+            queues.done.payload.error.eq(done.error),
+            admin_entry.done.valid.eq(queues.done.valid & (done.index == ADMIN_FETCH)),
+            admin_entry.done.payload.eq(done.error),
             admin.parameter_read.done.eq(self._read_ends & (done.kind == Kind.PARAMETER)),
             admin.parameter_read.error.eq(done.error),
-            prp.list_done.eq(self._read_ends & (done.kind == Kind.LIST)),
-            prp.list_done_slot.eq(done.index),
-            prp.list_done_error.eq(done.error),
+            prp.list_done.valid.eq(self._read_ends & (done.kind == Kind.LIST)),
+            prp.list_done.payload.slot.eq(done.index),
+            prp.list_done.payload.error.eq(done.error),
         ]
 
     def _connect_inbox(self, m: Module) -> None:
@@ -390,22 +389,20 @@ class NvmeFrontEnd(wiring.Component):
             inbox.ready.eq(1),
             is_entry.eq(inbox.payload.address >= first_entry_beat),
             is_admin.eq(inbox.payload.address >= first_admin_beat),
-            admin_entry.write_beat.eq(inbox.payload.address - first_admin_beat),
-            admin_entry.write_data.eq(inbox.payload.data),
-            entries.write_beat.eq(inbox.payload.address - first_entry_beat),
-            entries.write_data.eq(inbox.payload.data),
-            prp.write_beat.eq(inbox.payload.address),
-            prp.write_data.eq(inbox.payload.data),
+            admin_entry.inbox.beat.eq(inbox.payload.address - first_admin_beat),
+            entries.inbox.beat.eq(inbox.payload.address - first_entry_beat),
+            prp.inbox.beat.eq(inbox.payload.address),
+            *(part.inbox.data.eq(inbox.payload.data) for part in (admin_entry, entries, prp)),
         ]
         with m.If(inbox.valid):
             with m.If(inbox.payload.address == parameter_beat):
                 m.d.sync += self._admin.parameter_read.word.eq(inbox.payload.data)
             with m.Elif(is_admin):
-                m.d.comb += admin_entry.write_mask.eq(inbox.payload.mask)
+                m.d.comb += admin_entry.inbox.mask.eq(inbox.payload.mask)
             with m.Elif(is_entry):
-                m.d.comb += entries.write_mask.eq(inbox.payload.mask)
+                m.d.comb += entries.inbox.mask.eq(inbox.payload.mask)
             with m.Else():
-                m.d.comb += prp.write_mask.eq(inbox.payload.mask)
+                m.d.comb += prp.inbox.mask.eq(inbox.payload.mask)
 
     def _connect_commands(self, m: Module) -> None:
         """I/O commands down: entries, slots, PRPs, data path."""
@@ -414,6 +411,7 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, slots.allocate, decode.allocate)
         connect(m, decode.admit, prp.admit)
         connect(m, prp.command, flipped(self.command))
+        connect(m, decode.store, slots.store)
         m.d.comb += [
             entries.read_beat.eq(decode.beat),
             decode.beat_data.eq(entries.read_data),
@@ -421,30 +419,23 @@ class NvmeFrontEnd(wiring.Component):
             decode.detached.eq(self._admin.detached),
             decode.stop.eq(~self._registers.enable),
             slots.stop.eq(~self._registers.enable),
-            slots.store.eq(decode.store),
-            slots.store_slot.eq(decode.store_slot),
-            slots.store_command.eq(decode.store_command),
-            slots.store_parts.eq(decode.store_parts),
         ]
 
     def _connect_lifetimes(self, m: Module) -> None:
         """Which volume a command was meant for, and when it comes and goes."""
         decode, lifetimes, slots = self._decode, self._lifetimes, self._slots
+        begun, stored = self.slots.begun, decode.store
+        connect(m, decode.lifetime, lifetimes.read)
+        connect(m, slots.freed, flipped(self.slots.ended))
         m.d.comb += [
             lifetimes.exists.eq(self.volume_exists),
-            lifetimes.volume.eq(decode.volume),
-            lifetimes.submitted.eq(decode.submitted),
             lifetimes.told.eq(self.tellings.told),
-            decode.there.eq(lifetimes.there),
-            decode.belongs.eq(lifetimes.belongs),
             self._queues.age.eq(lifetimes.age),
             # A namespace that is none has no volume. It may count for any.
-            self.slots.begins.eq(decode.store),
-            self.slots.begun.slot.eq(decode.store_slot),
-            self.slots.begun.volume.eq(decode.store_command.nsid - 1),
-            self.slots.begun.late.eq(lifetimes.late),
-            self.slots.ends.eq(slots.freed),
-            self.slots.ended.eq(slots.freed_slot),
+            begun.valid.eq(stored.valid),
+            begun.payload.slot.eq(stored.payload.slot),
+            begun.payload.volume.eq(stored.payload.command.nsid - 1),
+            begun.payload.late.eq(decode.lifetime.late),
             slots.tells.eq(self.tellings.tells),
         ]
 
@@ -455,10 +446,7 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, self._next_parts.output, prp.again)
         connect(m, admin.abort_access, slots.abort_access)
         connect(m, slots.cancel, prp.cancel)
-        m.d.comb += [
-            slots.cancelled.eq(prp.cancelled),
-            slots.cancel_found.eq(prp.found),
-        ]
+        connect(m, prp.cancelled, slots.cancelled)
 
     def _connect_blocks_in(self, m: Module) -> None:
         """Blocks into lines: from the host, or zeros."""
@@ -482,10 +470,8 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, self._writes.output, flipped(self.host.write_request))
         connect(m, flipped(self.host.write_done), delivery.write_done)
         connect(m, delivery.delivered, flipped(self.delivered))
+        connect(m, prp.delivers, delivery.begin)
         m.d.comb += [
-            delivery.begin.eq(prp.delivers),
-            delivery.begin_slot.eq(prp.delivers_slot),
-            delivery.begin_line.eq(prp.delivers_line),
             delivery.page_line.eq(sender.line),
             delivery.has_page.eq(sender.owns_line),
             sender.sent.eq(delivery.page_sent),
@@ -550,12 +536,7 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, interrupts.post, self._posts.inputs[1])
         connect(m, interrupts.messages, flipped(self.host.messages))
         connect(m, self._posts.output, flipped(self.host.post))
-        m.d.comb += [
-            self.tellings.answers.eq(queues.answers),
-            self.tellings.answer.eq(queues.answer),
-            self.tellings.heard.eq(queues.heard),
-            self.tellings.unheard.eq(queues.unheard),
-        ]
+        connect(m, queues.hearing, flipped(self.tellings.hearing))
 
     def _connect_admin(self, m: Module) -> None:
         """Admin commands: queues and tables that they change."""
@@ -603,27 +584,27 @@ class NvmeFrontEnd(wiring.Component):
     def _connect_names(self, m: Module) -> None:
         """What names the card and its volumes."""
         names, pages = self._names, self._pages
+        connect(m, pages.names, names.read)
+        self._connect_changes(m, names)
         m.d.comb += [
             names.identity.eq(self.identity),
             names.nonce.eq(self.nonce),
-            names.requests.eq(self._table_asked),
-            names.request.eq(self.table_changes.request.payload),
-            names.answers.eq(self._table_answers),
-            names.response.eq(self.table_changes.response.payload),
-            names.volume.eq(pages.named),
-            names.chunk.eq(pages.chunk),
-            pages.digits.eq(names.digits),
-            *(ours.eq(part) for ours, part in zip(pages.name, names.name, strict=True)),
+        ]
+
+    def _connect_changes(self, m: Module, part: Names | Formats) -> None:
+        """Tells ``part`` of the changes to the tables and of their answers."""
+        m.d.comb += [
+            part.asked.valid.eq(self._table_asked),
+            part.asked.payload.eq(self.table_changes.request.payload),
+            part.answered.valid.eq(self._table_answers),
+            part.answered.payload.eq(self.table_changes.response.payload),
         ]
 
     def _connect_formats(self, m: Module) -> None:
         """Which volumes have 512-byte sectors."""
         m.submodules.formats = formats = Formats(config=self._config)
+        self._connect_changes(m, formats)
         m.d.comb += [
-            formats.requests.eq(self._table_asked),
-            formats.request.eq(self.table_changes.request.payload),
-            formats.answers.eq(self._table_answers),
-            formats.response.eq(self.table_changes.response.payload),
             formats.emulated.eq(self.drive_emulated),
             self._decode.sectors.eq(formats.formats.sectors),
             self._pages.formats.eq(formats.formats),
@@ -635,16 +616,9 @@ class NvmeFrontEnd(wiring.Component):
         health, pages = self._health, self._pages
         connect(m, self._slots.note, health.io)
         connect(m, self._admin.note, health.admin)
-        connect(m, pages.log_read, health.read)
+        connect(m, pages.log, health.log)
         m.d.comb += [
             health.now.eq(self.now),
-            health.refresh.eq(pages.refresh),
-            health.hold.eq(pages.hold),
-            health.showing.eq(pages.showing),
-            health.shown.eq(pages.shown),
-            pages.held.eq(health.held),
-            pages.fresh.eq(health.fresh),
-            pages.newest.eq(health.newest),
             pages.changed.eq(self._admin.changes),
         ]
 
@@ -652,7 +626,7 @@ class NvmeFrontEnd(wiring.Component):
         """Events of doorbells, and reports of all. An error event is told once its entry is in the
         log that it names."""
         queues, health, admin = self._queues, self._health, self._admin
-        misuse = queues.misuse | self._registers.misuse
+        misuse = queues.misuse.valid | self._registers.misuse
         recording = Signal()
         by_value = Signal()
         with m.If(health.recorded):
@@ -660,11 +634,11 @@ class NvmeFrontEnd(wiring.Component):
         with m.If(misuse):
             m.d.sync += recording.eq(1)
             with m.If(~recording | health.recorded):
-                m.d.sync += by_value.eq(queues.misuse & queues.misuse_value)
+                m.d.sync += by_value.eq(queues.misuse.valid & queues.misuse.payload)
         m.d.comb += [
             health.misuse.eq(misuse),
-            admin.misuse.eq(health.recorded),
-            admin.misuse_value.eq(by_value),
+            admin.misuse.valid.eq(health.recorded),
+            admin.misuse.payload.eq(by_value),
         ]
 
     def _connect_conditions(self, m: Module) -> None:

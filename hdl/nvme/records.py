@@ -170,6 +170,54 @@ def target(config: Config) -> data.StructLayout:
     return data.StructLayout({"queue": queue_bits(config), "identifier": 16, "by": 16})
 
 
+def sending(config: Config) -> data.StructLayout:
+    """A line that is about to be sent to the host, for the command in a slot."""
+    return data.StructLayout({"slot": config.slot_bits, "line": config.line_bits})
+
+
+def list_done(config: Config) -> data.StructLayout:
+    """The read of the list of the command in a slot has ended. ``error``: it has failed."""
+    return data.StructLayout({"slot": config.slot_bits, "error": 1})
+
+
+def stored(config: Config) -> data.StructLayout:
+    """A command gets ``slot``, which carries it. ``parts``: how many more commands of
+    ``transfer_blocks`` blocks it takes. Each is below the one before."""
+    return data.StructLayout(
+        {"slot": config.slot_bits, "command": carried(config), "parts": part_bits(config)}
+    )
+
+
+class InboxWrite(wiring.Signature):
+    """Writes to a part of the inbox, seen from the writer.
+
+    Ports
+    -----
+    beat
+        Which beat of the part is written.
+    data
+        The beat.
+    mask
+        A bit for each 32-bit word of it that is written.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    beats
+        Of the part.
+    """
+
+    def __init__(self, config: Config, beats: int):
+        super().__init__(
+            {
+                "beat": Out(range(max(2, beats))),
+                "data": Out(config.data_width),
+                "mask": Out(config.beat_dwords),
+            }
+        )
+
+
 class AbortAccess(wiring.Signature):
     """Aborts of I/O commands, seen from the admin commands.
 

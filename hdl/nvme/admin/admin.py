@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import DWORDS_PER_BLOCK, Config
 from hdl.flow.flush_request import FlushRequest
 from hdl.flow.manage import Changes
+from hdl.kit.pulse import Pulse
 from hdl.nvme.admin.events import LOGS as EVENT_LOGS
 from hdl.nvme.admin.events import PLACES, Events, Reports
 from hdl.nvme.admin.features import Features, Settings
@@ -70,8 +71,6 @@ class Admin(wiring.Component):
         Asynchronous Event Requests that end.
     misuse
         As in `hdl.nvme.admin.events.Events`.
-    misuse_value
-        As in `hdl.nvme.admin.events.Events`.
     warning
         As in `hdl.nvme.admin.events.Events`.
     news
@@ -132,8 +131,7 @@ class Admin(wiring.Component):
                 "finish": Out(stream.Signature(finish(config))),
                 "note": Out(stream.Signature(note(config))),
                 "reports": Out(Reports()),
-                "misuse": In(1),
-                "misuse_value": In(1),
+                "misuse": In(Pulse(1)),
                 "warning": In(WARNING_BITS),
                 "news": In(1),
                 "changes": Out(config.volumes),
@@ -234,9 +232,8 @@ class Admin(wiring.Component):
         """What `Events` learns, and the requests that it ends."""
         events, manage, namespaces = self._events, self._manage, self._namespaces
         connect(m, events.reports, flipped(self.reports))
+        connect(m, flipped(self.misuse), events.misuse)
         m.d.comb += [
-            events.misuse.eq(self.misuse),
-            events.misuse_value.eq(self.misuse_value),
             events.warning.eq(self.warning),
             events.news.eq(self.news),
             events.configuration.eq(self._features.events),

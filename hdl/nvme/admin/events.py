@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
 from hdl.kit.pick import lowest_bit
+from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.nvme.codes import EventType, LogPage
 from hdl.nvme.pages.facts import WARNING_BITS
@@ -95,9 +96,7 @@ class Events(wiring.Component):
     found
         With ``aborted``: the request has ended as aborted.
     misuse
-        A pulse: a doorbell was misused.
-    misuse_value
-        With ``misuse``: by its value. Else by writing it at all.
+        A doorbell was misused. It is 1 if by its value, else by writing it at all.
     warning
         Critical Warning, a level. A bit that appears is an event, if it is configured.
     changed
@@ -139,8 +138,7 @@ class Events(wiring.Component):
                 "abort": In(1),
                 "aborted": Out(1),
                 "found": Out(1),
-                "misuse": In(1),
-                "misuse_value": In(1),
+                "misuse": In(Pulse(1)),
                 "warning": In(WARNING_BITS),
                 "changed": In(1),
                 "news": In(1),
@@ -205,7 +203,7 @@ class Events(wiring.Component):
                 & (self._warns == self._warned)
                 & ~self.cleared.any()
             ) | (self.reports.ended.valid & ~self.reports.ended.ready & ~self.aborted)
-        m.d.comb += self.busy.eq(~waits | self.hold | self.misuse | self.changed | self.news)
+        m.d.comb += self.busy.eq(~waits | self.hold | self.misuse.valid | self.changed | self.news)
         with m.If(self.clear):
             pending, masked, fresh, told = self._pending, self._masked, self._fresh, self._told
             kept = (self._has_request, pending, masked, fresh, told, self._warned)
@@ -245,10 +243,10 @@ class Events(wiring.Component):
             appears.eq(self._warns & ~self._warned),
         ]
         m.d.sync += self._warned.eq(self._warns)
-        with m.If(self.misuse):
+        with m.If(self.misuse.valid):
             self._happens(m, EventType.ERROR)
             with m.If(~self._fresh[PLACES[EventType.ERROR]]):
-                m.d.sync += self._by_value.eq(self.misuse_value)
+                m.d.sync += self._by_value.eq(self.misuse.payload)
         with m.If(appears.any()):
             self._happens(m, EventType.HEALTH)
             with m.If(~self._fresh[PLACES[EventType.HEALTH]]):

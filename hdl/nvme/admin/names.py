@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request, manage_response
+from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 
 IDENTITY_BITS = 64
@@ -35,6 +36,33 @@ def big_endian(word: Value) -> Value:
     return Cat(word.word_select(byte, 8) for byte in reversed(range(4)))
 
 
+class NameRead(wiring.Signature):
+    """What a page asks of `Names`. Each answer comes one cycle later.
+
+    Ports
+    -----
+    volume
+        Which volume ``name`` is about.
+    chunk
+        Which quarter of the identity ``digits`` is about, the highest first.
+    digits
+        The hexadecimal digits of ``chunk`` as a word of text.
+    name
+        Words of the volume's NGUID without the OUI: the upper and lower half of the 64 bits, then
+        the count's upper byte and lower word.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "volume": Out(config.volume_bits),
+                "chunk": Out(range(CHUNKS)),
+                "digits": In(32),
+                "name": In(32).array(4),
+            }
+        )
+
+
 class Names(wiring.Component):
     """Numbers each volume as it is created, and spells what names card and namespaces.
 
@@ -56,23 +84,12 @@ class Names(wiring.Component):
         Of the card. It does not change once the controller has been enabled.
     nonce
         Another number each time that power comes back. It may change at any time.
-    requests
-        A pulse: a change to the tables has been taken.
-    request
-        With ``requests``: the change.
-    answers
-        A pulse: the change has been answered.
-    response
-        With ``answers``: the answer.
-    volume
-        Which volume ``name`` is about, one cycle before.
-    chunk
-        Which quarter of the identity ``digits`` is about, the highest first.
-    digits
-        One cycle later its hexadecimal digits as a word of text.
-    name
-        Words of the volume's NGUID without the OUI: the upper and lower half of the 64 bits, then
-        the count's upper byte and lower word.
+    asked
+        A change to the tables that has been taken.
+    answered
+        How the change has been answered.
+    read
+        What a page asks.
     """
 
     def __init__(self, *, config: Config):
@@ -81,14 +98,9 @@ class Names(wiring.Component):
             {
                 "identity": In(IDENTITY_BITS),
                 "nonce": In(NONCE_BITS),
-                "requests": In(1),
-                "request": In(manage_request(config)),
-                "answers": In(1),
-                "response": In(manage_response(config)),
-                "volume": In(config.volume_bits),
-                "chunk": In(range(CHUNKS)),
-                "digits": Out(32),
-                "name": Out(32).array(4),
+                "asked": In(Pulse(manage_request(config))),
+                "answered": In(Pulse(manage_response(config))),
+                "read": In(NameRead(config)),
             }
         )
 
@@ -100,15 +112,15 @@ class Names(wiring.Component):
         count = Signal(COUNT_BITS)
         taken = Signal()
         nonce = Signal(NONCE_BITS, reset_less=True)
-        with m.If(self.requests):
-            m.d.sync += creates.eq(self.request.opcode == ManageOpcode.CREATE_VOLUME)
+        with m.If(self.asked.valid):
+            m.d.sync += creates.eq(self.asked.payload.opcode == ManageOpcode.CREATE_VOLUME)
         m.d.comb += [
-            counts.write.address.eq(self.response.index),
+            counts.write.address.eq(self.answered.payload.index),
             counts.write.data.eq(count),
             counts.write.enable.eq(
-                self.answers & creates & (self.response.status == ManageStatus.DONE)
+                self.answered.valid & creates & (self.answered.payload.status == ManageStatus.DONE)
             ),
-            counts.reads[0].address.eq(self.volume),
+            counts.reads[0].address.eq(self.read.volume),
         ]
         with m.If(counts.write.enable):
             m.d.sync += [count.eq(count + 1), taken.eq(1)]
@@ -117,12 +129,12 @@ class Names(wiring.Component):
 
         chunks = Array(self.identity.word_select(n, CHUNK_BITS) for n in reversed(range(CHUNKS)))
         mixed = Signal(IDENTITY_BITS)
-        m.d.sync += self.digits.eq(in_digits(chunks[self.chunk]))
+        m.d.sync += self.read.digits.eq(in_digits(chunks[self.read.chunk]))
         m.d.comb += [
             mixed.eq(self.identity ^ Cat(reversed(nonce))),
-            self.name[0].eq(big_endian(mixed[32:])),
-            self.name[1].eq(big_endian(mixed[:32])),
-            self.name[2].eq(Cat(Const(0, 24), volume_count[32:])),
-            self.name[3].eq(big_endian(volume_count[:32])),
+            self.read.name[0].eq(big_endian(mixed[32:])),
+            self.read.name[1].eq(big_endian(mixed[:32])),
+            self.read.name[2].eq(Cat(Const(0, 24), volume_count[32:])),
+            self.read.name[3].eq(big_endian(volume_count[:32])),
         ]
         return m

@@ -8,6 +8,7 @@ from hdl.config import BLOCK_NUMBER_BITS, SECTOR_BITS, Config, bits_for_count
 from hdl.flow.host_command import HostOpcode
 from hdl.flow.host_memory import sqe_slots
 from hdl.kit.disjoint import DISJOINT
+from hdl.kit.pulse import Pulse
 from hdl.nvme.codes import (
     SQE_BITS,
     SQE_DWORDS,
@@ -16,13 +17,13 @@ from hdl.nvme.codes import (
     StatusCode,
     status_field,
 )
-from hdl.nvme.commands.lifetimes import AGE_BITS
+from hdl.nvme.commands.lifetimes import LifetimeRead
 from hdl.nvme.records import (
     BLOCK_COUNT_BITS,
     RANGE_COUNT_BITS,
+    InboxWrite,
     admit,
     assign,
-    carried,
     entry,
     finish,
     part_bits,
@@ -30,6 +31,7 @@ from hdl.nvme.records import (
     ranges,
     rejected,
     sqe,
+    stored,
 )
 
 NSID_BIT = 32
@@ -62,13 +64,7 @@ class Decode(wiring.Component):
     allocate
         Free slots.
     store
-        A pulse: ``store_slot`` carries the command (`SlotTable`).
-    store_slot
-        The slot.
-    store_command
-        What the slot carries.
-    store_parts
-        How many parts come after the first one.
+        A command gets a slot (`SlotTable`).
     admit
         I/O commands whose fields are good. PRPs are not looked at yet.
     rejected
@@ -86,17 +82,10 @@ class Decode(wiring.Component):
         Bit a volume: its logical blocks are 512-byte sectors. 0 without `Config.sector_emulation`.
     write_through
         The volatile write cache is off. Every write has FUA.
-    volume
-        The volume that `hdl.nvme.commands.lifetimes.Lifetimes` is asked about.
-    submitted
-        The age of the command, for `Lifetimes`.
-    there
-        From `Lifetimes`, a cycle after ``volume``: the volume exists.
-    belongs
-        From `Lifetimes`, a cycle after ``volume``: it has been there since the command was
-        submitted. In the cycle in which a command gets its slot this must be so. Else the command
-        ends with Invalid Field, as of an inactive namespace, or with Namespace Not Ready if its age
-        is not known.
+    lifetime
+        Whether the volume ``belongs``. In the cycle in which a command gets its slot this must be
+        so. Else the command ends with Invalid Field, as of an inactive namespace, or with Namespace
+        Not Ready if its age is not known.
     busy
         Something moves without anybody else being waited for.
 
@@ -115,10 +104,7 @@ class Decode(wiring.Component):
                 "beat": Out(bits_for_count(sqe_slots(config)) + self._beat_bits),
                 "beat_data": In(config.data_width),
                 "allocate": In(stream.Signature(config.slot_bits)),
-                "store": Out(1),
-                "store_slot": Out(config.slot_bits),
-                "store_command": Out(carried(config)),
-                "store_parts": Out(part_bits(config)),
+                "store": Out(Pulse(stored(config))),
                 "admit": Out(stream.Signature(admit(config))),
                 "rejected": Out(stream.Signature(rejected(config))),
                 "ranges": Out(stream.Signature(ranges(config))),
@@ -127,10 +113,7 @@ class Decode(wiring.Component):
                 "detached": In(config.volumes),
                 "sectors": In(config.volumes),
                 "write_through": In(1),
-                "volume": Out(config.volume_bits),
-                "submitted": Out(AGE_BITS),
-                "there": In(1),
-                "belongs": In(1),
+                "lifetime": Out(LifetimeRead(config)),
                 "busy": Out(1),
             }
         )
@@ -231,7 +214,7 @@ class Decode(wiring.Component):
         )
         m.d.comb += [
             self._volume.eq(self._fields.nsid - 1),
-            self.volume.eq(self._looked_up),
+            self.lifetime.volume.eq(self._looked_up),
             self._touched.eq(self._head + self._count),
             self.beat.eq(Cat(self._step[: self._beat_bits], self.entry.payload.place)),
         ]
@@ -269,9 +252,9 @@ class Decode(wiring.Component):
 
     def _describe_stored(self, m: Module) -> None:
         """What the slot carries. Of a command in sectors it is what the entry said."""
-        fields, opcode, store_command = self._fields, self._opcode, self.store_command
+        fields, opcode, store_command = self._fields, self._opcode, self.store.payload.command
         m.d.comb += [
-            self.store_slot.eq(self.allocate.payload),
+            self.store.payload.slot.eq(self.allocate.payload),
             *assign(
                 store_command,
                 queue=self._queue,
@@ -284,7 +267,7 @@ class Decode(wiring.Component):
                 cached=~self.write_through & (opcode == HostOpcode.WRITE),
                 sectors=self._scaled,
             ),
-            self.store_parts.eq(self._parts),
+            self.store.payload.parts.eq(self._parts),
         ]
         with m.If(self._scaled & self._moves_data):
             m.d.comb += [
@@ -318,6 +301,7 @@ class Decode(wiring.Component):
     def _checks(self) -> tuple:
         """What can be wrong with a command, in the order of its importance."""
         config, fields, moves_data = self._config, self._fields, self._moves_data
+        lifetime = self.lifetime
         too_long = Mux(
             self._scaled,
             self._count >= config.transfer_blocks << SECTOR_BITS,
@@ -328,8 +312,8 @@ class Decode(wiring.Component):
             ((fields.fuse != 0) | (fields.psdt != 0), StatusCode.INVALID_FIELD),
             ((fields.nsid == 0) | (fields.nsid > config.volumes), StatusCode.INVALID_NAMESPACE),
             (self.detached.bit_select(self._volume, 1), StatusCode.INVALID_FIELD),
-            (self.there & ~self.belongs & self._mixed, StatusCode.NAMESPACE_NOT_READY),
-            (~self.belongs, StatusCode.INVALID_FIELD),
+            (lifetime.there & ~lifetime.belongs & self._mixed, StatusCode.NAMESPACE_NOT_READY),
+            (~lifetime.belongs, StatusCode.INVALID_FIELD),
             (moves_data & ~self._hostless & too_long, StatusCode.INVALID_FIELD),
             (
                 moves_data & self._first_block[BLOCK_NUMBER_BITS:].any(),
@@ -344,7 +328,7 @@ class Decode(wiring.Component):
             m.d.sync += [
                 self._queue.eq(self.entry.payload.queue),
                 self._error.eq(self.entry.payload.error),
-                self.submitted.eq(self.entry.payload.age),
+                self.lifetime.submitted.eq(self.entry.payload.age),
                 self._mixed.eq(self.entry.payload.mixed),
             ]
             with m.If(self.entry.valid):
@@ -354,8 +338,8 @@ class Decode(wiring.Component):
         with m.State("COPY"):
             with m.If(step == 1):
                 nsid = self.beat_data[NSID_BIT : NSID_BIT + self._config.volume_bits]
-                m.d.comb += self.volume.eq(nsid - 1)
-                m.d.sync += self._looked_up.eq(self.volume)
+                m.d.comb += self.lifetime.volume.eq(nsid - 1)
+                m.d.sync += self._looked_up.eq(self.lifetime.volume)
             m.d.sync += [
                 fields.eq(Cat(fields.as_value(), self.beat_data)[-SQE_BITS:]),
                 step.eq(step + 1),
@@ -384,7 +368,7 @@ class Decode(wiring.Component):
                 with m.Elif(self._in_sectors):
                     m.next = "SCALE"
             with m.Elif(self.allocate.valid):
-                m.d.comb += [self.allocate.ready.eq(1), self.store.eq(1)]
+                m.d.comb += [self.allocate.ready.eq(1), self.store.valid.eq(1)]
                 m.next = "DECIDE"
 
     def _scale(self, m: Module) -> None:
@@ -435,12 +419,8 @@ class EntryMemory(wiring.Component):
 
     Ports
     -----
-    write_beat
-        Which beat is written.
-    write_data
-        The beat.
-    write_mask
-        A bit for each 32-bit word of it that is written.
+    inbox
+        Beats to write.
     read_beat
         Which beat is read.
     read_data
@@ -455,9 +435,7 @@ class EntryMemory(wiring.Component):
         self._beats = beats
         super().__init__(
             {
-                "write_beat": In(bits_for_count(beats)),
-                "write_data": In(config.data_width),
-                "write_mask": In(config.beat_dwords),
+                "inbox": In(InboxWrite(config, beats)),
                 "read_beat": In(bits_for_count(beats)),
                 "read_data": Out(config.data_width),
                 "busy": Out(1),
@@ -471,9 +449,9 @@ class EntryMemory(wiring.Component):
         )
         write, read = beats.write_port(granularity=32), beats.read_port()
         m.d.comb += [
-            write.addr.eq(self.write_beat),
-            write.data.eq(self.write_data),
-            write.en.eq(self.write_mask),
+            write.addr.eq(self.inbox.beat),
+            write.data.eq(self.inbox.data),
+            write.en.eq(self.inbox.mask),
             read.addr.eq(self.read_beat),
             self.read_data.eq(read.data),
         ]
@@ -493,16 +471,10 @@ class AdminEntry(wiring.Component):
 
     Ports
     -----
-    write_beat
-        Which beat of the entry is written.
-    write_data
-        The beat.
-    write_mask
-        A bit for each 32-bit word of it that is written.
+    inbox
+        Beats of the entry.
     done
-        A pulse: all of the entry is there, or never will be. Only while nothing is offered.
-    done_error
-        With ``done``: it never will be.
+        All of the entry is there, or never will be if this is 1. Only while nothing is offered.
     entry
         The entry. It is stable until taken.
     dropped
@@ -520,11 +492,8 @@ class AdminEntry(wiring.Component):
         self._beats = -(-SQE_BITS // config.data_width)
         super().__init__(
             {
-                "write_beat": In(range(max(2, self._beats))),
-                "write_data": In(config.data_width),
-                "write_mask": In(config.beat_dwords),
-                "done": In(1),
-                "done_error": In(1),
+                "inbox": In(InboxWrite(config, self._beats)),
+                "done": In(Pulse(1)),
                 "entry": Out(stream.Signature(sqe())),
                 "dropped": Out(stream.Signature(finish(config))),
                 "taken": Out(1),
@@ -538,18 +507,18 @@ class AdminEntry(wiring.Component):
         fields = Signal(sqe())
         for word in range(SQE_DWORDS):
             beat, lane = divmod(word, width)
-            with m.If(self.write_mask[lane] & (self.write_beat == beat)):
+            with m.If(self.inbox.mask[lane] & (self.inbox.beat == beat)):
                 m.d.sync += fields.as_value().word_select(word, 32).eq(
-                    self.write_data.word_select(lane, 32)
+                    self.inbox.data.word_select(lane, 32)
                 )
         with m.If(self.entry.ready):
             m.d.sync += self.entry.valid.eq(0)
         with m.If(self.dropped.ready):
             m.d.sync += self.dropped.valid.eq(0)
-        with m.If(self.done):
+        with m.If(self.done.valid):
             m.d.sync += [
-                self.entry.valid.eq(~self.done_error),
-                self.dropped.valid.eq(self.done_error),
+                self.entry.valid.eq(~self.done.payload),
+                self.dropped.valid.eq(self.done.payload),
             ]
         m.d.comb += [
             self.entry.payload.eq(fields),
@@ -563,6 +532,6 @@ class AdminEntry(wiring.Component):
             self.taken.eq(
                 (self.entry.valid & self.entry.ready) | (self.dropped.valid & self.dropped.ready)
             ),
-            self.busy.eq(self.done | self.taken),
+            self.busy.eq(self.done.valid | self.taken),
         ]
         return m

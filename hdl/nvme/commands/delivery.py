@@ -8,8 +8,9 @@ from hdl.config import Config
 from hdl.flow.host_command import Status
 from hdl.flow.host_data import delivered
 from hdl.flow.line import line_stream
+from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
-from hdl.nvme.records import assign, unsent
+from hdl.nvme.records import assign, sending, unsent
 
 
 class Delivery(wiring.Component):
@@ -23,11 +24,7 @@ class Delivery(wiring.Component):
     Ports
     -----
     begin
-        A pulse: ``begin_line`` is about to be sent for ``begin_slot``.
-    begin_slot
-        The command slot.
-    begin_line
-        The line.
+        A line is about to be sent for a command.
     page_line
         The line of an admin page that is on its way.
     has_page
@@ -51,9 +48,7 @@ class Delivery(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "begin": In(1),
-                "begin_slot": In(config.slot_bits),
-                "begin_line": In(config.line_bits),
+                "begin": In(Pulse(sending(config))),
                 "page_line": In(config.line_bits),
                 "has_page": In(1),
                 "write_done": In(line_stream(config)),
@@ -74,9 +69,9 @@ class Delivery(wiring.Component):
         status = Signal(Status)
         of_page = self.has_page & (self.write_done.payload == self.page_line)
         m.d.comb += [
-            slots.write.address.eq(self.begin_line),
-            slots.write.data.eq(self.begin_slot),
-            slots.write.enable.eq(self.begin),
+            slots.write.address.eq(self.begin.payload.line),
+            slots.write.data.eq(self.begin.payload.slot),
+            slots.write.enable.eq(self.begin.valid),
             *assign(self.delivered.payload, slot=sent.data, line=line, status=status),
         ]
         with m.FSM(name="deliver") as fsm:

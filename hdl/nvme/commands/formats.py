@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.manage import Emulation, ManageOpcode, ManageStatus, manage_request, manage_response
+from hdl.kit.pulse import Pulse
 
 
 def formats(config: Config) -> data.StructLayout:
@@ -27,14 +28,10 @@ class Formats(wiring.Component):
 
     Ports
     -----
-    requests
-        A pulse: a change to the tables has been taken.
-    request
-        With ``requests``: the change.
-    answers
-        A pulse: the change has been answered.
-    response
-        With ``answers``: the answer.
+    asked
+        A change to the tables that has been taken.
+    answered
+        How the change has been answered.
     emulated
         Bit a drive port: its drive emulates 512-byte sectors.
     formats
@@ -45,10 +42,8 @@ class Formats(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "requests": In(1),
-                "request": In(manage_request(config)),
-                "answers": In(1),
-                "response": In(manage_response(config)),
+                "asked": In(Pulse(manage_request(config))),
+                "answered": In(Pulse(manage_response(config))),
                 "emulated": In(config.ports),
                 "formats": Out(formats(config)),
             }
@@ -64,13 +59,13 @@ class Formats(wiring.Component):
         # Of the drives of the array being created, and of each array.
         emulates = Signal()
         of_array = Signal(config.arrays)
-        with m.If(self.requests):
+        with m.If(self.asked.valid):
             m.d.sync += [
-                opcode.eq(self.request.opcode),
-                sectors.eq(self.request.sectors),
-                emulation.eq(self.request.emulation),
-                array.eq(self.request.array),
-                emulates.eq((self.request.drives & self.emulated).any()),
+                opcode.eq(self.asked.payload.opcode),
+                sectors.eq(self.asked.payload.sectors),
+                emulation.eq(self.asked.payload.emulation),
+                array.eq(self.asked.payload.array),
+                emulates.eq((self.asked.payload.drives & self.emulated).any()),
             ]
         coarse = Signal()
         with m.Switch(emulation):
@@ -78,10 +73,10 @@ class Formats(wiring.Component):
                 m.d.comb += coarse.eq(of_array.bit_select(array, 1))
             with m.Case(Emulation.FORCE):
                 m.d.comb += coarse.eq(1)
-        volume = self.response.index[: config.volume_bits]
-        with m.If(self.answers & (self.response.status == ManageStatus.DONE)):
+        volume = self.answered.payload.index[: config.volume_bits]
+        with m.If(self.answered.valid & (self.answered.payload.status == ManageStatus.DONE)):
             with m.If(opcode == ManageOpcode.CREATE_ARRAY):
-                created = self.response.index[: config.array_bits]
+                created = self.answered.payload.index[: config.array_bits]
                 m.d.sync += of_array.bit_select(created, 1).eq(emulates)
             with m.If(opcode == ManageOpcode.CREATE_VOLUME):
                 m.d.sync += [

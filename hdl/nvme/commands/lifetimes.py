@@ -12,6 +12,36 @@ AGE_BITS = 40
 """Volumes since power-up are counted as wide as in `hdl.nvme.admin.names`: never around."""
 
 
+class LifetimeRead(wiring.Signature):
+    """Whether a command was meant for the volume that is there, seen from who asks.
+
+    Ports
+    -----
+    volume
+        The command's volume, one cycle before the rest.
+    submitted
+        The command's age.
+    there
+        The volume exists.
+    belongs
+        The volume exists, and has done so since the command was submitted.
+    late
+        With ``belongs``: the command was submitted before its volume was told. 0 without
+        `Config.background`.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "volume": Out(config.volume_bits),
+                "submitted": Out(AGE_BITS),
+                "there": In(1),
+                "belongs": In(1),
+                "late": In(1),
+            }
+        )
+
+
 class Lifetimes(wiring.Component):
     """Tells commands that were submitted to another volume of the same number.
 
@@ -37,20 +67,11 @@ class Lifetimes(wiring.Component):
         Bit a volume: it is there.
     age
         Of a command that is submitted now.
-    volume
-        A command's volume, one cycle before ``submitted``.
-    submitted
-        The command's age.
-    there
-        The volume exists. It falls in the cycle in which ``exists`` does.
-    belongs
-        The volume existed when the command was submitted, and exists. It falls in the cycle in
-        which ``exists`` does.
+    read
+        What is asked of a command. ``there`` and ``belongs`` fall in the cycle in which ``exists``
+        does.
     told
         Bit a volume, a pulse: it is told. Not used without `Config.background`.
-    late
-        With ``belongs``: the command was submitted before its volume was told. 0 without
-        `Config.background`.
     busy
         A volume that has come, or is told, is being noted: one a cycle.
     """
@@ -61,12 +82,8 @@ class Lifetimes(wiring.Component):
             {
                 "exists": In(config.volumes),
                 "age": Out(AGE_BITS),
-                "volume": In(config.volume_bits),
-                "submitted": In(AGE_BITS),
-                "there": Out(1),
-                "belongs": Out(1),
+                "read": In(LifetimeRead(config)),
                 "told": In(config.volumes),
-                "late": Out(1),
                 "busy": Out(1),
             }
         )
@@ -97,11 +114,11 @@ class Lifetimes(wiring.Component):
             births.write.address.eq(newest),
             births.write.data.eq(self.age + 1),
             births.write.enable.eq(comes.any()),
-            births.reads[0].address.eq(self.volume),
-            self.there.eq((known & self.exists).bit_select(self._asked, 1)),
-            self.belongs.eq(self.there & (births.reads[0].data <= self.submitted)),
+            births.reads[0].address.eq(self.read.volume),
+            self.read.there.eq((known & self.exists).bit_select(self._asked, 1)),
+            self.read.belongs.eq(self.read.there & (births.reads[0].data <= self.read.submitted)),
         ]
-        m.d.sync += [self._asked.eq(self.volume), known.eq(known & self.exists)]
+        m.d.sync += [self._asked.eq(self.read.volume), known.eq(known & self.exists)]
         with m.If(comes.any()):
             m.d.sync += known.eq((known & self.exists) | (1 << newest))
         return comes.any()
@@ -119,9 +136,9 @@ class Lifetimes(wiring.Component):
             tidings.write.address.eq(first),
             tidings.write.data.eq(self.age + 1),
             tidings.write.enable.eq(notes),
-            tidings.reads[0].address.eq(self.volume),
-            self.late.eq(
-                waiting.bit_select(self._asked, 1) | (tidings.reads[0].data > self.submitted)
+            tidings.reads[0].address.eq(self.read.volume),
+            self.read.late.eq(
+                waiting.bit_select(self._asked, 1) | (tidings.reads[0].data > self.read.submitted)
             ),
         ]
         m.d.sync += waiting.eq((waiting & ~Mux(notes, 1 << first, 0)) | self.told)

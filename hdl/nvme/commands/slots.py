@@ -9,6 +9,7 @@ from hdl.flow.host_command import HostOpcode, completion
 from hdl.flow.reference import telling
 from hdl.kit.disjoint import DISJOINT
 from hdl.kit.optional import optional
+from hdl.kit.pulse import Pulse
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table
 from hdl.nvme.codes import DATA_PATH_CODES, STATUS_BITS, StatusCode, status_field
@@ -21,6 +22,7 @@ from hdl.nvme.records import (
     finish,
     part_bits,
     rejected,
+    stored,
     target,
 )
 
@@ -104,13 +106,7 @@ class SlotTable(wiring.Component):
     allocate
         Free slots.
     store
-        A pulse: a command gets ``store_slot``. It comes before anything about the slot can end.
-    store_slot
-        The slot.
-    store_command
-        What the slot carries.
-    store_parts
-        How many more commands of ``transfer_blocks`` blocks it takes. Each is below the one before.
+        A command gets a slot. It comes before anything about the slot can end.
     completion
         Ended commands from the data path. By then every transfer of the slot has been answered.
     rejected
@@ -130,19 +126,15 @@ class SlotTable(wiring.Component):
     cancel
         A slot whose command `Prp` is to hold back, if it can.
     cancelled
-        A pulse: `Prp` has looked.
-    cancel_found
-        With ``cancelled``: it holds the command back.
+        `Prp` has looked. It is 1 if `Prp` holds the command back.
     active
         A slot is in use.
     caching
         A slot is in use by a command whose writes may stay in volatile caches.
     freed
-        A pulse: ``freed_slot`` is free again.
-    freed_slot
-        The slot whose command ends.
+        The slot whose command ends is free again. The payload is there with ``finish``, too.
     tells
-        Whom the end of the command in ``freed_slot`` tells. It goes into ``finish`` with the end.
+        Whom the end of the command in the slot ``freed`` tells. It goes into ``finish``.
         Not used without `Config.background`.
     busy
         Something moves without anybody else being waited for.
@@ -157,10 +149,7 @@ class SlotTable(wiring.Component):
         super().__init__(
             {
                 "allocate": Out(stream.Signature(config.slot_bits)),
-                "store": In(1),
-                "store_slot": In(config.slot_bits),
-                "store_command": In(carried(config)),
-                "store_parts": In(part_bits(config)),
+                "store": In(Pulse(stored(config))),
                 "completion": In(stream.Signature(completion(config))),
                 "rejected": In(stream.Signature(rejected(config))),
                 "finish": Out(stream.Signature(finish(config))),
@@ -169,12 +158,10 @@ class SlotTable(wiring.Component):
                 "stop": In(1),
                 "abort_access": In(AbortAccess(config)),
                 "cancel": Out(stream.Signature(config.slot_bits)),
-                "cancelled": In(1),
-                "cancel_found": In(1),
+                "cancelled": In(Pulse(1)),
                 "active": Out(1),
                 "caching": Out(1),
-                "freed": Out(1),
-                "freed_slot": Out(config.slot_bits),
+                "freed": Out(Pulse(config.slot_bits)),
                 "tells": In(telling(config)),
                 "busy": Out(1),
             }
@@ -250,24 +237,24 @@ class SlotTable(wiring.Component):
         slot, free = self._slot, self._free_list.free
         connect(m, flipped(self.allocate), self._free_list.allocate)
         m.d.comb += [
-            carried_table.write.address.eq(self.store_slot),
-            carried_table.write.enable.eq(self.store),
-            carried_table.write.data.eq(self.store_command),
+            carried_table.write.address.eq(self.store.payload.slot),
+            carried_table.write.enable.eq(self.store.valid),
+            carried_table.write.data.eq(self.store.payload.command),
             carried_table.reads[0].address.eq(slot),
-            parts_table.write.address.eq(Mux(self.store, self.store_slot, slot)),
-            parts_table.write.enable.eq(self.store | self._shrinks | self._drops),
+            parts_table.write.address.eq(Mux(self.store.valid, self.store.payload.slot, slot)),
+            parts_table.write.enable.eq(self.store.valid | self._shrinks | self._drops),
             parts_table.write.data.parts.eq(self._left.parts - 1),
-            parts_table.write.data.aborted.eq(self._aborting & ~self.store),
+            parts_table.write.data.aborted.eq(self._aborting & ~self.store.valid),
             parts_table.write.data.by.eq(self._wanted.by),
             parts_table.reads[0].address.eq(slot),
             free.payload.eq(slot),
-            free.valid.eq(self.freed),
-            self.freed_slot.eq(slot),
+            free.valid.eq(self.freed.valid),
+            self.freed.payload.eq(slot),
             self.cancel.payload.eq(slot),
             self.again.payload.slot.eq(slot),
         ]
-        with m.If(self.store):
-            m.d.comb += parts_table.write.data.parts.eq(self.store_parts)
+        with m.If(self.store.valid):
+            m.d.comb += parts_table.write.data.parts.eq(self.store.payload.parts)
         with m.Elif(self._drops):
             m.d.comb += parts_table.write.data.parts.eq(0)
 
@@ -276,10 +263,10 @@ class SlotTable(wiring.Component):
         commands = self._config.commands
         used = Signal(range(commands + 1))
         cached = Signal(range(commands + 1))
-        begins = self.store & self.store_command.cached
-        ends = self.freed & self._carried.cached
+        begins = self.store.valid & self.store.payload.command.cached
+        ends = self.freed.valid & self._carried.cached
         m.d.sync += [
-            used.eq(used + self.store - self.freed),
+            used.eq(used + self.store.valid - self.freed.valid),
             cached.eq(cached + begins - ends),
         ]
         m.d.comb += [self.active.eq(used != 0), self.caching.eq(cached != 0)]
@@ -327,15 +314,15 @@ class SlotTable(wiring.Component):
         A slot that is free carries a command that has ended, and may be another's before that has
         been looked at. A slot that is not free stays so while an Abort looks at it.
         """
-        with m.If(self.freed):
+        with m.If(self.freed.valid):
             m.d.sync += self._inside.bit_select(self._slot, 1).eq(0)
-        with m.If(self.store):
-            m.d.sync += self._inside.bit_select(self.store_slot, 1).eq(1)
+        with m.If(self.store.valid):
+            m.d.sync += self._inside.bit_select(self.store.payload.slot, 1).eq(1)
         m.d.sync += self._inside_there.eq(self._inside.bit_select(self._slot, 1))
 
     def _leave(self, m: Module) -> None:
         """Ends a state: the slot is free again."""
-        m.d.comb += self.freed.eq(1)
+        m.d.comb += self.freed.valid.eq(1)
         m.next = "TAKE"
 
     def _take(self, m: Module) -> None:
@@ -393,7 +380,7 @@ class SlotTable(wiring.Component):
         """The state FORGET: a command that ends has no parts left, so a free slot has none."""
         with m.State("FORGET"):
             m.d.comb += self._drops.eq(1)
-            with m.If(~self.store):
+            with m.If(~self.store.valid):
                 m.next = "FINISH"
                 with m.If((self._status != 0) & ~self.stop):
                     m.next = "NOTE"
@@ -424,9 +411,9 @@ class SlotTable(wiring.Component):
                 m.next = "CANCELLED"
 
         with m.State("CANCELLED"):
-            with m.If(self.cancelled):
+            with m.If(self.cancelled.valid):
                 m.next = "NEXT"
-                with m.If(self.cancel_found):
+                with m.If(self.cancelled.payload):
                     m.next = "MARK"
 
     def _mark(self, m: Module) -> None:
@@ -434,7 +421,7 @@ class SlotTable(wiring.Component):
         command."""
         with m.State("MARK"):
             m.d.comb += [self._drops.eq(1), self._aborting.eq(1)]
-            with m.If(~self.store):
+            with m.If(~self.store.valid):
                 m.d.comb += [self.abort_access.tried.eq(1), self.abort_access.found.eq(1)]
                 m.d.sync += self._seeking.eq(0)
                 m.next = "TAKE"
@@ -449,7 +436,7 @@ class SlotTable(wiring.Component):
     def _repeat(self, m: Module) -> None:
         """The states SHRINK and REPEAT: the command goes on with its next part."""
         with m.State("SHRINK"):
-            m.d.comb += self._shrinks.eq(~self.store)
+            m.d.comb += self._shrinks.eq(~self.store.valid)
             m.d.sync += self.again.payload.lowest.eq(self._left.parts == 1)
             with m.If(self._shrinks):
                 m.next = "REPEAT"

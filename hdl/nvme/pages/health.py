@@ -22,10 +22,9 @@ from hdl.nvme.pages.log_memory import (
     SMART_WORDS,
     USED_WORDS,
     Counter,
-    LogRead,
+    LogAccess,
     count_shift,
     error_entry,
-    kept_entries,
     log_init,
     unit,
 )
@@ -95,24 +94,8 @@ class Health(wiring.Component):
         Levels, in the order of `TIMED`: powered (1), an I/O command is inside, warm, hot.
     now
         Time in clock cycles.
-    refresh
-        Held until ``fresh``: times up to now are wanted in their counters.
-    fresh
-        They are there.
-    hold
-        No counter may change, as both words of one are being read.
-    held
-        From this cycle on, and while ``hold`` is asserted, no counter changes. It takes what is
-        under way, some 24 cycles.
-    showing
-        A page is being made of entry ``shown`` and those before it: none of them is overwritten.
-    shown
-        The newest entry of that page.
-    read
-        The memory: words of the SMART log where that has them (but see `Counter`), then entries of
-        `STORED_WORDS`.
-    newest
-        The entry written last; the one before it has the number below.
+    log
+        What pages are made of.
     busy
         Something is done without waiting for another block.
 
@@ -131,14 +114,7 @@ class Health(wiring.Component):
                 "recorded": Out(1),
                 "conditions": In(len(TIMED)),
                 "now": In(TIME_BITS),
-                "refresh": In(1),
-                "fresh": Out(1),
-                "hold": In(1),
-                "held": Out(1),
-                "showing": In(1),
-                "shown": In(range(kept_entries(config))),
-                "read": In(LogRead(config)),
-                "newest": Out(range(kept_entries(config))),
+                "log": In(LogAccess(config)),
                 "busy": Out(1),
             }
         )
@@ -189,7 +165,7 @@ class Health(wiring.Component):
         self._moment = Signal.like(self._ticks)
 
         # The entry that is written next, and which word of it.
-        self._newest = Signal.like(self.newest, reset_less=True)
+        self._newest = Signal.like(self.log.newest, reset_less=True)
         self._entry = Signal.like(self._newest)
         self._word = Signal(range(USED_WORDS))
         # Entries since the newest one that is being shown, the next one included.
@@ -212,15 +188,15 @@ class Health(wiring.Component):
             self._pick(m)
             self._count(m)
             self._write_entry(m)
-            waits = fsm.ongoing("WAIT") & (self.hold | ~wants)
+            waits = fsm.ongoing("WAIT") & (self.log.hold | ~wants)
         m.d.comb += self.busy.eq(~waits | self.misuse)
         return m
 
     def _connect_memory(self, m: Module) -> None:
         """The reader's port of the memory."""
         m.d.comb += [
-            self._host_read.addr.eq(self.read.address),
-            self.read.data.eq(self._host_read.data),
+            self._host_read.addr.eq(self.log.read.address),
+            self.log.read.data.eq(self._host_read.data),
         ]
 
     def _look_at_end(self, m: Module) -> None:
@@ -244,10 +220,10 @@ class Health(wiring.Component):
         """The next entry, and whether it would overwrite one that is shown."""
         too_young = self._younger > self._config.error_log_entries
         m.d.comb += [
-            self.newest.eq(self._newest),
+            self.log.newest.eq(self._newest),
             self._entry.eq(self._newest + 1),
-            self._younger.eq(self._entry - self.shown),
-            self._blocked.eq(self.showing & too_young),
+            self._younger.eq(self._entry - self.log.shown),
+            self._blocked.eq(self.log.showing & too_young),
         ]
 
     def _limit_counter(self, m: Module) -> None:
@@ -274,8 +250,8 @@ class Health(wiring.Component):
 
     def _watch_conditions(self, m: Module) -> Value:
         """A condition that has begun or ended, or whose time is to be added: the lowest one."""
-        m.d.comb += self.fresh.eq(self._started & (self._due == 0))
-        with m.If(~self.refresh):
+        m.d.comb += self.log.fresh.eq(self._started & (self._due == 0))
+        with m.If(~self.log.refresh):
             m.d.sync += self._started.eq(0)
         return lowest_bit(m, self._due | (self._was ^ self.conditions), "chosen")
 
@@ -298,12 +274,12 @@ class Health(wiring.Component):
     def _wait(self, m: Module, chosen: Value) -> Value:
         """The state WAIT: takes a time or what has ended, but for a reader that wants no counter to
         change. Returns whether there is any such work."""
-        refreshes = self.refresh & ~self._started
+        refreshes = self.log.refresh & ~self._started
         comes = self.io.valid | self.admin.valid
         with m.State("WAIT"):
             m.d.sync += [self._timing.eq(0), self._word.eq(0)]
-            m.d.comb += self.held.eq(self.hold)
-            with m.If(self.hold):
+            m.d.comb += self.log.held.eq(self.log.hold)
+            with m.If(self.log.hold):
                 m.next = "WAIT"
             # A command is noted between two times.
             with m.Elif(self._moved & ~(self._timing & self.io.valid)):
@@ -311,7 +287,7 @@ class Health(wiring.Component):
                 m.next = "TURN"
             with m.Elif(refreshes | self._aged):
                 m.d.sync += [
-                    self._started.eq(self.refresh),
+                    self._started.eq(self.log.refresh),
                     self._due.eq(self._was),
                     self._age.eq(self.now[AGE_BIT]),
                 ]

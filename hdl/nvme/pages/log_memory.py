@@ -85,6 +85,47 @@ class LogRead(wiring.Signature):
         super().__init__({"address": Out(bits_for_count(words)), "data": In(32)})
 
 
+class LogAccess(wiring.Signature):
+    """The logs, seen from the pages that are made of them.
+
+    Ports
+    -----
+    read
+        The memory: words of the SMART log where that has them (but see `Counter`), then entries of
+        `STORED_WORDS`.
+    refresh
+        Held until ``fresh``: times up to now are wanted in their counters.
+    fresh
+        They are there.
+    hold
+        No counter may change, as both words of one are being read.
+    held
+        From this cycle on, and while ``hold`` is asserted, no counter changes. It takes what is
+        under way, some 24 cycles.
+    showing
+        A page is being made of entry ``shown`` and those before it: none of them is overwritten.
+    shown
+        The newest entry of that page.
+    newest
+        The entry written last. The one before it has the number below.
+    """
+
+    def __init__(self, config: Config):
+        entries = range(kept_entries(config))
+        super().__init__(
+            {
+                "read": Out(LogRead(config)),
+                "refresh": Out(1),
+                "fresh": In(1),
+                "hold": Out(1),
+                "held": In(1),
+                "showing": Out(1),
+                "shown": Out(entries),
+                "newest": In(entries),
+            }
+        )
+
+
 def error_entry(*, count, queue, command, status, location, block, nsid) -> Layout:
     """An Error Information Log Entry (NVMe 1.4 section 5.14.1.1, figure 193), as it is stored.
 

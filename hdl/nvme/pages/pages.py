@@ -18,7 +18,7 @@ from hdl.flow.geometry import WIDTH_BITS
 from hdl.flow.line import line_stream, write_port
 from hdl.flow.report import REPORT_SHIFT, ReportAccess
 from hdl.flow.table_read import TableReads
-from hdl.nvme.admin.names import CHUNKS
+from hdl.nvme.admin.names import NameRead
 from hdl.nvme.admin.tally import Tally
 from hdl.nvme.commands.formats import formats
 from hdl.nvme.pages.facts import NUMBERS, PAGE_WORDS, WARNING_BITS
@@ -29,8 +29,7 @@ from hdl.nvme.pages.log_memory import (
     SMART_WORDS,
     STORED_WORDS,
     Counter,
-    LogRead,
-    kept_entries,
+    LogAccess,
 )
 from hdl.nvme.pages.logs import HOT_WORD
 from hdl.nvme.pages.page import IMAGE_WORDS, IMAGES, Numbered, Page
@@ -85,24 +84,8 @@ class PageGenerator(wiring.Component):
         Array states, jobs and findings. Not used without `Config.background`.
     drive_present
         A bit per drive port: a drive is there.
-    refresh
-        Held until ``fresh``: the counters of the SMART log are wanted up to date.
-    fresh
-        They are.
-    hold
-        Both words of a counter are being read: no counter may change. Until ``held`` is on, the
-        machine waits.
-    log_read
+    log
         The SMART and error logs (`hdl.nvme.pages.health.Health`).
-    held
-        No counter changes.
-    showing
-        A page of the error log is being made, of entry ``shown`` and those before it: none of them
-        may change.
-    shown
-        The entry that was the newest when the request was taken.
-    newest
-        The entry of the error log that was written last.
     warning
         Critical Warning of the SMART log.
     temperature
@@ -115,14 +98,8 @@ class PageGenerator(wiring.Component):
         A volume, to be looked up between requests.
     allocated
         That volume exists; a cycle after ``probe``.
-    named
-        Which volume `hdl.nvme.admin.names.Names` is asked about.
-    chunk
-        Which part of the identity it is asked about.
-    digits
-        Its answer to ``chunk``, one cycle later.
-    name
-        Its answer to ``named``, one cycle later.
+    names
+        What names the card and a volume (`hdl.nvme.admin.names.Names`).
     formats
         Of the volumes (`hdl.nvme.commands.formats`); all 0 without `Config.sector_emulation`.
     drive_emulated
@@ -148,24 +125,14 @@ class PageGenerator(wiring.Component):
                 "arrays": In(ArrayStatus(config)),
                 "report": Out(ReportAccess()),
                 "drive_present": In(config.ports),
-                "refresh": Out(1),
-                "fresh": In(1),
-                "hold": Out(1),
-                "log_read": Out(LogRead(config)),
-                "held": In(1),
-                "showing": Out(1),
-                "shown": Out(range(kept_entries(config))),
-                "newest": In(range(kept_entries(config))),
+                "log": Out(LogAccess(config)),
                 "warning": In(WARNING_BITS),
                 "temperature": In(16),
                 "changed": In(config.volumes),
                 "detached": In(config.volumes),
                 "probe": In(config.volume_bits),
                 "allocated": Out(1),
-                "named": Out(config.volume_bits),
-                "chunk": Out(range(CHUNKS)),
-                "digits": In(32),
-                "name": In(32).array(4),
+                "names": Out(NameRead(config)),
                 "formats": In(formats(config)),
                 "drive_emulated": In(config.ports),
                 "busy": Out(1),
@@ -228,8 +195,8 @@ class PageGenerator(wiring.Component):
         waits = (
             (fsm.ongoing("TAKE") & ~self.request.valid & ~self.zero.valid)
             | (self.zeroed.valid & ~self.zeroed.ready)
-            | (self.refresh & ~self.fresh)
-            | (fsm.ongoing("LOCATE") & self.hold & ~self.held)
+            | (self.log.refresh & ~self.log.fresh)
+            | (fsm.ongoing("LOCATE") & self.log.hold & ~self.log.held)
             | (fsm.ongoing("WRITE") & ~self.line_write.ready)
             | (self.response.valid & ~self.response.ready)
         )
@@ -283,7 +250,7 @@ class PageGenerator(wiring.Component):
             self.reads.port.address.eq(number),
             self.reads.capacity.address.eq(number),
             self.allocated.eq(self.reads.volume.data.valid),
-            self.named.eq(number),
+            self.names.volume.eq(number),
         ]
 
     def _read_logs(self, m: Module) -> None:
@@ -293,24 +260,24 @@ class PageGenerator(wiring.Component):
         are shown newest first.
         """
         index = self._index
-        older = Signal.like(self.newest)
+        older = Signal.like(self.log.newest)
         of_errors = self._page.kind == PageKind.ERROR
         # Words that counters begin and end with. Of each, LOW and HIGH are read as one.
         first = COUNTER_WORDS * Counter.UNITS_READ.value
         last = COUNTER_WORDS * Counter.ERRORS.value + COUNTER_WORDS - 1
         counts = (index >= first) & (index <= last) & ~index[1]
         m.d.comb += [
-            older.eq(self.shown - (index >> bits_for_count(ENTRY_WORDS))),
-            self.showing.eq(of_errors & self._making),
-            self.hold.eq((self._page.kind == PageKind.SMART) & counts),
+            older.eq(self.log.shown - (index >> bits_for_count(ENTRY_WORDS))),
+            self.log.showing.eq(of_errors & self._making),
+            self.log.hold.eq((self._page.kind == PageKind.SMART) & counts),
         ]
         with m.If(of_errors):
             stored = index[: bits_for_count(STORED_WORDS)]
-            m.d.comb += self.log_read.address.eq(Cat(stored, older) + SMART_WORDS)
+            m.d.comb += self.log.read.address.eq(Cat(stored, older) + SMART_WORDS)
         with m.Elif(index == HOT_WORD):
-            m.d.comb += self.log_read.address.eq(COUNTER_WORDS * Counter.HOT_MINUTES.value)
+            m.d.comb += self.log.read.address.eq(COUNTER_WORDS * Counter.HOT_MINUTES.value)
         with m.Else():
-            m.d.comb += self.log_read.address.eq(index)
+            m.d.comb += self.log.read.address.eq(index)
 
     def _read_reports(self, m: Module) -> None:
         """Asks for the word of a log of background work."""
@@ -336,11 +303,11 @@ class PageGenerator(wiring.Component):
             facts.number.eq(self._number),
             facts.exists.eq(self._exists),
             facts.image.eq(self._image.data),
-            facts.log.eq(self.log_read.data),
+            facts.log.eq(self.log.read.data),
             facts.report.eq(self.report.read.data),
-            self.chunk.eq(facts.chunk),
-            facts.digits.eq(self.digits),
-            *(ours.eq(part) for ours, part in zip(facts.name, self.name, strict=True)),
+            self.names.chunk.eq(facts.chunk),
+            facts.digits.eq(self.names.digits),
+            *(ours.eq(part) for ours, part in zip(facts.name, self.names.name, strict=True)),
             facts.warning.eq(self.warning),
             facts.temperature.eq(self.temperature),
         ]
@@ -419,7 +386,7 @@ class PageGenerator(wiring.Component):
         with m.State("TAKE"):
             m.d.comb += [
                 self._idle.eq(1),
-                self.hold.eq(0),
+                self.log.hold.eq(0),
                 asked.ready.eq(1),
                 self.zero.ready.eq(~asked.valid),
             ]
@@ -430,7 +397,7 @@ class PageGenerator(wiring.Component):
                 self._skip.eq(asked.payload.skip),
                 self._of_volumes.eq(0),
                 self._missing.eq(0),
-                self.shown.eq(self.newest),
+                self.log.shown.eq(self.log.newest),
             ]
             with m.If(~asked.valid):
                 self._begin_zeros(m)
@@ -488,11 +455,11 @@ class PageGenerator(wiring.Component):
         """The state REFRESH, then for each word LOCATE and PRESENT: the entry is known, and the
         tables answer."""
         with m.State("REFRESH"):
-            m.d.comb += [self.refresh.eq(1), self.hold.eq(0)]
-            with m.If(self.fresh):
+            m.d.comb += [self.log.refresh.eq(1), self.log.hold.eq(0)]
+            with m.If(self.log.fresh):
                 m.next = "LOCATE"
         with m.State("LOCATE"):
-            with m.If(~self.hold | self.held):
+            with m.If(~self.log.hold | self.log.held):
                 m.next = "PRESENT"
         with m.State("PRESENT"):
             m.next = "DERIVE"
@@ -562,7 +529,7 @@ class PageGenerator(wiring.Component):
         m.d.comb += self.zeroed.payload.eq(self._page.line)
         with m.State("REPORT"):
             m.d.comb += [
-                self.hold.eq(0),
+                self.log.hold.eq(0),
                 self._reports.eq(1),
                 self.response.valid.eq(~fills_zeros),
                 self.response.payload.eq(1),

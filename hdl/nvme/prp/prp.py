@@ -9,13 +9,25 @@ from hdl.flow.host_command import HostOpcode, Status, command
 from hdl.flow.host_data import transfer
 from hdl.flow.host_memory import Kind, read_request, write_request
 from hdl.kit.optional import optional
+from hdl.kit.pulse import Pulse
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table
 from hdl.nvme.codes import PAGE_SHIFT, StatusCode, status_field
 from hdl.nvme.commands.sector_span import SectorSpan
 from hdl.nvme.prp.prp_lists import ENTRY_BITS, ListMemory, ListWaits, Measure, list_beats
 from hdl.nvme.prp.requests import RequestQueues
-from hdl.nvme.records import admit, again, assign, comparison, rejected, unsent, zeros
+from hdl.nvme.records import (
+    InboxWrite,
+    admit,
+    again,
+    assign,
+    comparison,
+    list_done,
+    rejected,
+    sending,
+    unsent,
+    zeros,
+)
 
 ENTRY_DWORDS = ENTRY_BITS // 32
 
@@ -72,22 +84,12 @@ class Prp(wiring.Component):
     cancel
         Slots whose command is to be aborted. Not used without `Config.abort_commands`.
     cancelled
-        A pulse that answers ``cancel``.
-    found
-        With ``cancelled``: the command waits for its list. So it will be `rejected` with Command
-        Abort Requested once that has come.
+        Answers ``cancel``. It is 1 if the command waits for its list. Then it will be `rejected`
+        with Command Abort Requested once that has come.
     list_done
-        A pulse: the read of a list has ended. It is never refused.
-    list_done_slot
-        With ``list_done``: the command slot.
-    list_done_error
-        With ``list_done``: the list could not be read.
-    write_beat
-        Which beat of the inbox's lists is written.
-    write_data
-        The beat.
-    write_mask
-        A bit for each 32-bit word of it that is written.
+        The read of a command's list has ended.
+    inbox
+        Beats of the inbox's lists.
     fetch
         Blocks to move from the host into a line.
     deliver
@@ -97,11 +99,7 @@ class Prp(wiring.Component):
     write_request
         Writes of blocks.
     delivers
-        A pulse: ``deliver`` has been taken.
-    delivers_slot
-        With ``delivers``: its command slot.
-    delivers_line
-        With ``delivers``: its line.
+        What ``deliver`` has been taken for.
     busy
         Something moves without anybody else being waited for.
 
@@ -123,21 +121,14 @@ class Prp(wiring.Component):
                 "command": Out(stream.Signature(command(config))),
                 "rejected": Out(stream.Signature(rejected(config))),
                 "cancel": In(stream.Signature(config.slot_bits)),
-                "cancelled": Out(1),
-                "found": Out(1),
-                "list_done": In(1),
-                "list_done_slot": In(config.slot_bits),
-                "list_done_error": In(1),
-                "write_beat": In(bits_for_count(list_beats(config))),
-                "write_data": In(config.data_width),
-                "write_mask": In(config.beat_dwords),
+                "cancelled": Out(Pulse(1)),
+                "list_done": In(Pulse(list_done(config))),
+                "inbox": In(InboxWrite(config, list_beats(config))),
                 "fetch": In(stream.Signature(transfer(config))),
                 "deliver": In(stream.Signature(transfer(config))),
                 "read_request": Out(stream.Signature(read_request(config))),
                 "write_request": Out(stream.Signature(write_request(config))),
-                "delivers": Out(1),
-                "delivers_slot": Out(config.slot_bits),
-                "delivers_line": Out(config.line_bits),
+                "delivers": Out(Pulse(sending(config))),
                 "busy": Out(1),
             }
         )
@@ -176,8 +167,7 @@ class Prp(wiring.Component):
         self._list_waits = ListWaits(config=config)
         self._measure = Measure(config=config)
         self._span = SectorSpan(config=config)
-        ended = data.StructLayout({"slot": config.slot_bits, "error": 1})
-        self._lists_done = Queue(ended, config.commands)
+        self._lists_done = Queue(list_done(config), config.commands)
         self._requests = RequestQueues(config=config)
 
     def elaborate(self, platform) -> Module:
@@ -211,10 +201,10 @@ class Prp(wiring.Component):
                 self._locate_sectors(m)
             idle = fsm.ongoing("CHOOSE") & ~anything
         m.d.comb += [
-            self.delivers_slot.eq(self.deliver.payload.slot),
-            self.delivers_line.eq(self.deliver.payload.line),
+            self.delivers.payload.slot.eq(self.deliver.payload.slot),
+            self.delivers.payload.line.eq(self.deliver.payload.line),
             self.busy.eq(
-                ~idle | self.list_done | self._requests.busy | self._lists_done.filling
+                ~idle | self.list_done.valid | self._requests.busy | self._lists_done.filling
             ),
         ]
         return m
@@ -224,14 +214,12 @@ class Prp(wiring.Component):
         lists, lists_done = self._lists, self._lists_done
         connect(m, self._requests.read_request, flipped(self.read_request))
         connect(m, self._requests.write_request, flipped(self.write_request))
+        connect(m, flipped(self.inbox), lists.inbox)
         m.d.comb += [
-            lists.write_beat.eq(self.write_beat),
-            lists.write_data.eq(self.write_data),
-            lists.write_mask.eq(self.write_mask),
             lists.slot.eq(self._slot),
             lists.place.eq(self._list_place),
-            lists_done.input.payload.eq(Cat(self.list_done_slot, self.list_done_error)),
-            lists_done.input.valid.eq(self.list_done),
+            lists_done.input.payload.eq(self.list_done.payload),
+            lists_done.input.valid.eq(self.list_done.valid),
             self._list_waits.slot.eq(self._slot),
         ]
 
@@ -306,7 +294,7 @@ class Prp(wiring.Component):
             m.d.comb += self._in_choose.eq(1)
             m.d.sync += [self._bad.eq(0), self._failed.eq(0)]
             with m.If(can_deliver):
-                m.d.comb += self.delivers.eq(1)
+                m.d.comb += self.delivers.valid.eq(1)
                 self._take_block(m, self.deliver, to_host=1)
             with m.Elif(can_fetch):
                 self._take_block(m, self.fetch, to_host=0)
@@ -510,8 +498,8 @@ class Prp(wiring.Component):
 
         with m.State("CANCEL"):
             m.d.comb += [
-                self.cancelled.eq(1),
-                self.found.eq(list_waits.now.waits),
+                self.cancelled.valid.eq(1),
+                self.cancelled.payload.eq(list_waits.now.waits),
                 list_waits.following.waits.eq(list_waits.now.waits),
                 list_waits.following.cancelled.eq(list_waits.now.waits),
                 list_waits.changes.eq(1),

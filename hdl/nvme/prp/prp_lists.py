@@ -10,6 +10,7 @@ from hdl.kit.disjoint import DISJOINT
 from hdl.kit.table import Table
 from hdl.nvme.codes import PAGE_SHIFT
 from hdl.nvme.commands.sector_span import SECTOR_SHIFT
+from hdl.nvme.records import InboxWrite
 
 ENTRY_BITS = 64
 ENTRIES_PER_PAGE = BLOCK_BYTES * 8 // ENTRY_BITS
@@ -35,12 +36,8 @@ class ListMemory(wiring.Component):
 
     Ports
     -----
-    write_beat
-        Which beat is written.
-    write_data
-        The beat, from the host.
-    write_mask
-        A bit for each 32-bit word of it that is written.
+    inbox
+        Beats of the inbox's lists.
     slot
         The command slot whose list is read.
     place
@@ -53,9 +50,7 @@ class ListMemory(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "write_beat": In(bits_for_count(list_beats(config))),
-                "write_data": In(config.data_width),
-                "write_mask": In(config.beat_dwords),
+                "inbox": In(InboxWrite(config, list_beats(config))),
                 "slot": In(config.slot_bits),
                 "place": In(config.transfer_bits),
                 "entry": Out(ENTRY_BITS),
@@ -78,9 +73,9 @@ class ListMemory(wiring.Component):
         list_entry = Signal(config.slot_bits + config.transfer_bits)
         lane = Signal(max(lane_bits, 1))
         m.d.comb += [
-            write.addr.eq(self.write_beat),
-            write.data.eq(self.write_data),
-            write.en.eq(self.write_mask),
+            write.addr.eq(self.inbox.beat),
+            write.data.eq(self.inbox.data),
+            write.en.eq(self.inbox.mask),
             list_entry.eq(Cat(self.place, self.slot)),
             read.addr.eq(list_entry >> lane_bits),
             self.entry.eq(read.data.word_select(lane, ENTRY_BITS)),

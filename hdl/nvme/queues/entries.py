@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
 from hdl.flow.host_memory import sqe_slots
+from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.nvme.admin.features import BURST_BITS
 from hdl.nvme.commands.lifetimes import AGE_BITS
@@ -20,7 +21,8 @@ from hdl.nvme.records import (
 
 
 def entries_read(config: Config) -> data.StructLayout:
-    """A read of entries of ``queue``. ``head`` is that of the queue after it."""
+    """A read of ``count`` entries of ``queue``. ``head`` is that of the queue after it. ``age`` and
+    ``mixed`` go with the entries (`hdl.nvme.records.entry`)."""
     return data.StructLayout(
         {
             "queue": queue_bits(config),
@@ -30,6 +32,16 @@ def entries_read(config: Config) -> data.StructLayout:
             "mixed": 1,
         }
     )
+
+
+def entries_done(index) -> data.StructLayout:
+    """The read of entries with transfer index ``index`` has ended. ``error``: it has failed."""
+    return data.StructLayout({"index": index, "error": 1})
+
+
+def arrived_head(config: Config) -> data.StructLayout:
+    """Entries of ``queue`` have been read up to ``head``."""
+    return data.StructLayout({"queue": queue_bits(config), "head": position_bits(config)})
 
 
 class EntryRing(wiring.Component):
@@ -43,18 +55,8 @@ class EntryRing(wiring.Component):
     Ports
     -----
     begin
-        A pulse: a read of ``count`` entries begins. They go to ``inbox_place`` and those behind.
-        Only with ``room`` at least ``count``.
-    queue
-        With ``begin``: the queue of the entries.
-    count
-        With ``begin``: how many entries are read.
-    head
-        With ``begin``: the head of the queue after the read.
-    age
-        With ``begin``: goes with the entries (`hdl.nvme.records.entry`).
-    mixed
-        With ``begin``: goes with the entries (`hdl.nvme.records.entry`).
+        A read begins. Its entries go to ``inbox_place`` and those behind. Only with ``room`` for
+        all of them.
     inbox_place
         Where in the inbox the next read goes.
     transfer
@@ -66,18 +68,9 @@ class EntryRing(wiring.Component):
     any_room
         The next read may have entries.
     done
-        A pulse: a read has ended.
-    done_index
-        With ``done``: its transfer index.
-    done_error
-        With ``done``: its entries could not be read.
+        A read has ended.
     arrived
-        A pulse: a read has ended, and all before it.
-    arrived_queue
-        With ``arrived``: its queue.
-    arrived_head
-        With ``arrived``: ``head`` as it came with the read. The host may use the slots before it
-        again.
+        A read has ended, and all before it. The host may use the slots before its head again.
     entry
         The entries, in the order of the reads, not before their read has ``arrived``. Taking one
         gives its place back.
@@ -92,23 +85,14 @@ class EntryRing(wiring.Component):
         transfer_bits, place_bits = bits_for_count(FETCHES), bits_for_count(self._places)
         super().__init__(
             {
-                "begin": In(1),
-                "queue": In(queue_bits(config)),
-                "count": In(range(FETCH_ENTRIES + 1)),
-                "head": In(position_bits(config)),
-                "age": In(AGE_BITS),
-                "mixed": In(1),
+                "begin": In(Pulse(entries_read(config))),
                 "inbox_place": Out(place_bits),
                 "transfer": Out(transfer_bits),
                 "room": Out(range(FETCH_ENTRIES + 1)),
                 "burst": In(BURST_BITS),
                 "any_room": Out(1),
-                "done": In(1),
-                "done_index": In(transfer_bits),
-                "done_error": In(1),
-                "arrived": Out(1),
-                "arrived_queue": Out(queue_bits(config)),
-                "arrived_head": Out(position_bits(config)),
+                "done": In(Pulse(entries_done(transfer_bits))),
+                "arrived": Out(Pulse(arrived_head(config))),
                 "entry": Out(stream.Signature(entry(config))),
                 "busy": Out(1),
             }
@@ -142,13 +126,13 @@ class EntryRing(wiring.Component):
                     m.next = "LOAD"
 
             with m.State("LOAD"):
-                m.d.comb += self.arrived.eq(1)
+                m.d.comb += self.arrived.valid.eq(1)
                 m.d.sync += self._left.eq(self._read.count)
                 m.next = "OFFER"
 
             self._offer(m)
             waits = (fsm.ongoing("WAIT") & ~ready) | (fsm.ongoing("OFFER") & ~self.entry.ready)
-            m.d.comb += self.busy.eq(~waits | self.done | self.begin)
+            m.d.comb += self.busy.eq(~waits | self.done.valid | self.begin.valid)
         return m
 
     def _measure_room(self, m: Module) -> None:
@@ -174,15 +158,8 @@ class EntryRing(wiring.Component):
         """What is kept of a read, and what of the oldest one is offered."""
         m.d.comb += [
             self._reads.write.address.eq(self.transfer),
-            *assign(
-                self._reads.write.data,
-                queue=self.queue,
-                count=self.count,
-                head=self.head,
-                age=self.age,
-                mixed=self.mixed,
-            ),
-            self._reads.write.enable.eq(self.begin),
+            self._reads.write.data.eq(self.begin.payload),
+            self._reads.write.enable.eq(self.begin.valid),
             self._reads.reads[0].address.eq(self._oldest),
             *assign(
                 self.entry.payload,
@@ -192,28 +169,28 @@ class EntryRing(wiring.Component):
                 age=self._read.age,
                 mixed=self._read.mixed,
             ),
-            self.arrived_queue.eq(self._read.queue),
-            self.arrived_head.eq(self._read.head),
+            self.arrived.payload.queue.eq(self._read.queue),
+            self.arrived.payload.head.eq(self._read.head),
         ]
 
     def _follow_reads(self, m: Module) -> None:
         """Reads that begin, end, and go once all their entries have been taken."""
-        taken = Signal()
+        begin, done, taken = self.begin.payload, self.done.payload, Signal()
         m.d.comb += taken.eq(self.entry.valid & self.entry.ready)
         m.d.sync += [
-            self._in_flight.eq(self._in_flight + self.begin - self._retired),
-            self._used.eq(self._used + Mux(self.begin, self.count, 0) - taken),
+            self._in_flight.eq(self._in_flight + self.begin.valid - self._retired),
+            self._used.eq(self._used + Mux(self.begin.valid, begin.count, 0) - taken),
         ]
-        with m.If(self.begin):
+        with m.If(self.begin.valid):
             m.d.sync += [
                 self.transfer.eq(self.transfer + 1),
-                self.inbox_place.eq(self.inbox_place + self.count),
+                self.inbox_place.eq(self.inbox_place + begin.count),
                 self._ended.bit_select(self.transfer, 1).eq(0),
             ]
-        with m.If(self.done):
+        with m.If(self.done.valid):
             m.d.sync += [
-                self._ended.bit_select(self.done_index, 1).eq(1),
-                self._failed.bit_select(self.done_index, 1).eq(self.done_error),
+                self._ended.bit_select(done.index, 1).eq(1),
+                self._failed.bit_select(done.index, 1).eq(done.error),
             ]
 
     def _offer(self, m: Module) -> None:

@@ -7,8 +7,9 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import Config
 from hdl.flow.host_memory import Kind, inbox_dwords, read_request, sqe_slots
 from hdl.flow.post import post
-from hdl.flow.reference import answer
+from hdl.flow.reference import Hearing
 from hdl.kit.pick import choose, following
+from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.nvme.admin.events import Reports
 from hdl.nvme.admin.features import BURST_BITS
@@ -23,7 +24,7 @@ from hdl.nvme.codes import (
     status_field,
 )
 from hdl.nvme.commands.lifetimes import AGE_BITS
-from hdl.nvme.queues.entries import EntryRing
+from hdl.nvme.queues.entries import EntryRing, entries_done
 from hdl.nvme.queues.fetch_plan import ADMIN_FETCH, FetchPlan
 from hdl.nvme.queues.queue_change import Effect, QueueChange
 from hdl.nvme.queues.queue_state import cq_base, cq_state, sq_base, sq_state
@@ -86,11 +87,7 @@ class QueueEngine(wiring.Component):
         Reads of entries into the inbox, kind ENTRIES. Those of the admin queue have the index
         `ADMIN_FETCH`, and there is one at a time. They wait for no place in the inbox.
     done
-        A pulse: such a read has ended.
-    done_index
-        With ``done``: its index.
-    done_error
-        With ``done``: its entries could not be read.
+        Such a read has ended.
     admin_taken
         A pulse: the admin queue's entry has been taken, so the next one can be fetched.
     entry
@@ -104,10 +101,8 @@ class QueueEngine(wiring.Component):
     reports
         Asynchronous Event Requests that end.
     misuse
-        A pulse: a doorbell was misused.
-    misuse_value
-        With ``misuse``: the queue cannot have the value, or has it already, or would hold more than
-        it can. Else there is no such queue.
+        A doorbell was misused. It is 1 if the queue cannot have the value, or has it already, or
+        would hold more than it can. Else there is no such queue.
     change
         Create and delete of I/O queues.
     changed
@@ -118,19 +113,10 @@ class QueueEngine(wiring.Component):
     post
         Completion queue entries.
     raised
-        A pulse after the post of an entry: ``vector`` is raised.
-    vector
-        The vector.
-    answers
-        A pulse: the end of a command that was to tell a volume something is taken. 0 without
+        The vector that is raised after the post of an entry.
+    hearing
+        What becomes of the ends of commands that tell volumes something. There are none without
         `Config.background`.
-    answer
-        With ``answers``: the volume, and whether and where there is an entry.
-    heard
-        Bit a completion queue, pulses: the host has taken all its entries that tell a volume
-        something. 0 without `Config.background`.
-    unheard
-        Bit a completion queue, pulses: the queue has gone.
     busy
         Something moves without anybody else being waited for.
 
@@ -154,27 +140,20 @@ class QueueEngine(wiring.Component):
                 "shutting": In(1),
                 "doorbell": In(stream.Signature(doorbell(config))),
                 "read_request": Out(stream.Signature(read_request(config))),
-                "done": In(1),
-                "done_index": In(range(ADMIN_FETCH + 1)),
-                "done_error": In(1),
+                "done": In(Pulse(entries_done(range(ADMIN_FETCH + 1)))),
                 "admin_taken": In(1),
                 "entry": Out(stream.Signature(entry(config))),
                 "burst": In(BURST_BITS),
                 "age": In(AGE_BITS),
                 "finish": In(stream.Signature(finish(config))),
                 "reports": In(Reports()),
-                "misuse": Out(1),
-                "misuse_value": Out(1),
+                "misuse": Out(Pulse(1)),
                 "change": In(stream.Signature(change(config))),
                 "changed": Out(stream.Signature(STATUS_BITS)),
                 "io_queues": Out(1),
                 "post": Out(stream.Signature(post())),
-                "raised": Out(1),
-                "vector": Out(queue_number),
-                "answers": Out(1),
-                "answer": Out(answer(config)),
-                "heard": Out(count),
-                "unheard": Out(count),
+                "raised": Out(Pulse(queue_number)),
+                "hearing": Out(Hearing(config)),
                 "busy": Out(1),
             }
         )
@@ -269,8 +248,8 @@ class QueueEngine(wiring.Component):
             resting = fsm.ongoing("CHOOSE")
         m.d.comb += [
             self.io_queues.eq(self._cq_valid[1:].any()),
-            self.raised.eq(self.post.valid & self.post.ready & self._post_interrupt),
-            self.vector.eq(self._post_vector),
+            self.raised.valid.eq(self.post.valid & self.post.ready & self._post_interrupt),
+            self.raised.payload.eq(self._post_vector),
             self.drained.eq((self._total == 0) & resting),
             self.busy.eq(
                 ~(resting & ~(arrives | self._frees))
@@ -285,13 +264,13 @@ class QueueEngine(wiring.Component):
         that of an earlier queue of this number."""
         ring, queue = self._ring, self._queue
         m.d.comb += [
-            self._heads.write.address.eq(ring.arrived_queue),
-            self._heads.write.data.eq(ring.arrived_head),
-            self._heads.write.enable.eq(ring.arrived),
+            self._heads.write.address.eq(ring.arrived.payload.queue),
+            self._heads.write.data.eq(ring.arrived.payload.head),
+            self._heads.write.enable.eq(ring.arrived.valid),
             self._heads.reads[0].address.eq(queue),
             self._arrived.eq(Mux(queue == 0, self._admin_head, self._heads.reads[0].data)),
         ]
-        with m.If(self.done & (self.done_index == ADMIN_FETCH)):
+        with m.If(self.done.valid & (self.done.payload.index == ADMIN_FETCH)):
             m.d.sync += self._admin_head.eq(self._admin_asked)
         with m.If(self.admin_taken):
             m.d.sync += self._admin_inside.eq(0)
@@ -328,15 +307,18 @@ class QueueEngine(wiring.Component):
         ring, plan, judge, sq, cq = self._ring, self._plan, self._judge, self._sq, self._cq
         connect(m, flipped(self.entry), ring.entry)
         m.d.comb += [
-            ring.done.eq(self.done & (self.done_index != ADMIN_FETCH)),
-            ring.done_index.eq(self.done_index),
-            ring.done_error.eq(self.done_error),
+            ring.done.valid.eq(self.done.valid & (self.done.payload.index != ADMIN_FETCH)),
+            ring.done.payload.index.eq(self.done.payload.index),
+            ring.done.payload.error.eq(self.done.payload.error),
             ring.burst.eq(self.burst),
-            ring.queue.eq(self._queue),
-            ring.count.eq(plan.count),
-            ring.head.eq(plan.head),
-            ring.age.eq(Mux(sq.marked, sq.older, sq.age)),
-            ring.mixed.eq(sq.marked & sq.mixed),
+            *assign(
+                ring.begin.payload,
+                queue=self._queue,
+                count=plan.count,
+                head=plan.head,
+                age=Mux(sq.marked, sq.older, sq.age),
+                mixed=sq.marked & sq.mixed,
+            ),
             plan.sq.eq(sq),
             plan.cq.eq(cq),
             plan.sq_last.eq(self._sq_base.last),
@@ -381,15 +363,15 @@ class QueueEngine(wiring.Component):
         fits = self._frees & (freed <= self._filled)
         known = self._sq_valid.bit_select(self._queue, 1)
         m.d.comb += [
-            self.misuse.eq(self._misuses | (self._checks & ~(fits & (freed != 0)))),
-            self.misuse_value.eq(Mux(self._misuses, known, self._cq_known)),
+            self.misuse.valid.eq(self._misuses | (self._checks & ~(fits & (freed != 0)))),
+            self.misuse.payload.eq(Mux(self._misuses, known, self._cq_known)),
         ]
         with m.If(fits):
             m.d.comb += self._cqs.store(head=self._new_cq_head, used=cq.used - freed)
             with m.If(cq.tells & (freed >= self._telling)):
                 m.d.comb += [
                     self._cqs.write.data.tells.eq(0),
-                    self.heard.bit_select(self._cq_queue, 1).eq(1),
+                    self.hearing.heard.bit_select(self._cq_queue, 1).eq(1),
                 ]
             self._try_again(m)
 
@@ -497,7 +479,7 @@ class QueueEngine(wiring.Component):
                 self.reports.stalled.eq(0),
                 self.running.eq(0),
             ]
-            m.d.comb += self.unheard.eq(~0)
+            m.d.comb += self.hearing.unheard.eq(~0)
             m.next = "CHOOSE"
 
     def _ring_sq(self, m: Module) -> None:
@@ -596,13 +578,17 @@ class QueueEngine(wiring.Component):
     def _answer_telling(self, m: Module) -> None:
         """A command that was to tell a volume something ends. Says whether its entry does that."""
         finished = self._finished
+        answered = self.hearing.answered
         m.d.comb += [
-            self.answers.eq(~self._reporting & finished.tells.any),
-            self.answer.volume.eq(finished.tells.volume),
-            self.answer.posted.eq(self._posts),
-            self.answer.queue.eq(self._cq_queue),
+            answered.valid.eq(~self._reporting & finished.tells.any),
+            *assign(
+                answered.payload,
+                volume=finished.tells.volume,
+                posted=self._posts,
+                queue=self._cq_queue,
+            ),
         ]
-        with m.If(self.answers & self._posts):
+        with m.If(answered.valid & self._posts):
             m.d.comb += assign(
                 self._cqs.write.data, news=following(self._cq.tail, self._cq_base.last), tells=1
             )
@@ -657,7 +643,7 @@ class QueueEngine(wiring.Component):
                         marked=sq.marked & (plan.head != sq.mark),
                     ),
                     *self._cqs.store(used=cq.used + plan.count),
-                    self._ring.begin.eq(~of_admin),
+                    self._ring.begin.valid.eq(~of_admin),
                 ]
                 with m.If(of_admin):
                     m.d.sync += [self._admin_inside.eq(1), self._admin_asked.eq(plan.head)]
@@ -722,7 +708,7 @@ class QueueEngine(wiring.Component):
                     m.d.sync += self._sq_valid.bit_select(self._queue, 1).eq(1)
                 with m.Case(Effect.REMOVE_CQ):
                     m.d.sync += self._cq_valid.bit_select(self._cq_queue, 1).eq(0)
-                    m.d.comb += self.unheard.bit_select(self._cq_queue, 1).eq(1)
+                    m.d.comb += self.hearing.unheard.bit_select(self._cq_queue, 1).eq(1)
                 with m.Case(Effect.DRAIN_SQ, Effect.REMOVE_SQ):
                     self._drain_sq(m)
             with m.If(effect == Effect.DRAIN_SQ):

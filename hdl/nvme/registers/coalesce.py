@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import TIME_BITS, Config
 from hdl.kit.clock import NEVER, passed
+from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.nvme.records import queue_bits
 
@@ -31,9 +32,7 @@ class Coalesce(wiring.Component):
     Ports
     -----
     raised
-        A pulse: ``vector`` is raised, at most every other cycle. It is never refused.
-    vector
-        The vector.
+        A vector that is raised, at most every other cycle.
     threshold
         As in `hdl.nvme.admin.features.Features`.
     delay
@@ -61,8 +60,7 @@ class Coalesce(wiring.Component):
         count = config.queue_pairs + 1
         super().__init__(
             {
-                "raised": In(1),
-                "vector": In(queue_bits(config)),
+                "raised": In(Pulse(queue_bits(config))),
                 "threshold": In(COUNT_BITS),
                 "delay": In(8),
                 "uncoalesced": In(count),
@@ -94,7 +92,7 @@ class Coalesce(wiring.Component):
         m.d.comb += [
             over.eq(held.any() & (self.hurry | passed(self.now, self._until))),
             self.deadline.eq(Mux(held.any(), self._until, NEVER)),
-            self.busy.eq(self.raised | self._judging | over),
+            self.busy.eq(self.raised.valid | self._judging | over),
         ]
         wait = Signal(TIME_BITS)
         m.d.sync += wait.eq(self.delay * (self._config.clock_hz // DELAYS_PER_SECOND))
@@ -116,9 +114,9 @@ class Coalesce(wiring.Component):
     def _count_completions(self, m: Module) -> None:
         """How many completions the vector has held back, with this one."""
         counts, vector, waited = self._counts, self._vector, self._waited
-        m.d.sync += [self._judging.eq(self.raised), vector.eq(self.vector)]
+        m.d.sync += [self._judging.eq(self.raised.valid), vector.eq(self.raised.payload)]
         m.d.comb += [
-            counts.reads[0].address.eq(self.vector),
+            counts.reads[0].address.eq(self.raised.payload),
             waited.eq(Mux(self._held_vectors.bit_select(vector, 1), counts.reads[0].data, 0)),
             counts.write.address.eq(vector),
             counts.write.data.eq(waited + 1),
