@@ -88,7 +88,7 @@ class Bench:
         dut.status__rcb.value = int(rcb == 128)
         dut.status__bus_master.value = 1
         dut.now.value = 0
-        pulses = ("drop_valid", "given_valid", "sent_valid")
+        pulses = ("drop__valid", "given__valid", "sent__valid")
         for name in (*pulses, "hold", "hurry", "lost", "tracks"):
             getattr(dut, name).value = 0
         self.unsent: list[int] = []
@@ -139,12 +139,12 @@ class Bench:
             await RisingEdge(dut.clk)
             if not self.dropped:
                 continue
-            dut.drop_tag.value = self.dropped.pop(0)
-            dut.drop_valid.value = 1
+            dut.drop__payload.value = self.dropped.pop(0)
+            dut.drop__valid.value = 1
             await RisingEdge(dut.clk)
-            while not sample(dut.drop_taken):
+            while not sample(dut.drop__ready):
                 await RisingEdge(dut.clk)
-            dut.drop_valid.value = 0
+            dut.drop__valid.value = 0
 
     async def _leave(self):
         """The hard block takes requests in order."""
@@ -152,9 +152,9 @@ class Bench:
         while True:
             await RisingEdge(dut.clk)
             leaves = self.leaves and self.unsent
-            dut.sent_valid.value = int(bool(leaves))
+            dut.sent__valid.value = int(bool(leaves))
             if leaves:
-                dut.sent_tag.value = self.unsent.pop(0)
+                dut.sent__payload.value = self.unsent.pop(0)
 
     def _line(self, beat):
         self.beat_cycles.append(self.cycle)

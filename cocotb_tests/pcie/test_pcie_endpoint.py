@@ -936,7 +936,7 @@ class AgesAtOnce(HostReader):
         allocate = tags.allocate
         given, tag = Signal(), Signal.like(allocate.payload)
         m.d.sync += [given.eq(allocate.valid & allocate.ready), tag.eq(allocate.payload)]
-        m.d.comb += [tags.sent_valid.eq(given), tags.sent_tag.eq(tag)]
+        m.d.comb += [tags.sent.valid.eq(given), tags.sent.payload.eq(tag)]
         return m
 
 

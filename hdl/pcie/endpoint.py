@@ -190,7 +190,7 @@ class Endpoint(wiring.Component):
 
     def _send(self, m: Module) -> None:
         """Requests that go."""
-        beat, drop_valid = self._merge.output, self._reader.drop_valid
+        beat, drop_valid = self._merge.output, self._reader.drop.valid
         m.d.comb += [
             self.request.payload.eq(beat.payload),
             self.request.valid.eq(beat.valid & self._goes),
@@ -205,18 +205,17 @@ class Endpoint(wiring.Component):
         """What becomes of the reads. One that ends here is said to the reader, which waits for it.
         """
         reader, beat, lost = self._reader, self._merge.output, self._lost
-        m.d.sync += reader.drop_valid.eq(reader.drop_valid & ~reader.drop_taken)
-        with m.If(~reader.drop_valid):
+        m.d.sync += reader.drop.valid.eq(reader.drop.valid & ~reader.drop.ready)
+        with m.If(~reader.drop.valid):
             m.d.sync += [
-                reader.drop_valid.eq(beat.valid & self._drops & self._is_read),
-                reader.drop_tag.eq(beat.payload.tag),
+                reader.drop.valid.eq(beat.valid & self._drops & self._is_read),
+                reader.drop.payload.eq(beat.payload.tag),
             ]
+        connect(m, flipped(self.progress.sent), reader.sent)
         m.d.comb += [
             reader.hold.eq(~self.status.bus_master & ~self.host.discard & ~lost),
-            reader.given_valid.eq(self.request.valid & self.request.ready & self._is_read),
-            reader.given_tag.eq(beat.payload.tag),
-            reader.sent_valid.eq(self.progress.sent_valid),
-            reader.sent_tag.eq(self.progress.sent_tag),
+            reader.given.valid.eq(self.request.valid & self.request.ready & self._is_read),
+            reader.given.payload.eq(beat.payload.tag),
             reader.tracks.eq(self.progress.tracks),
             reader.hurry.eq(self.host.discard),
             reader.lost.eq(lost | self.status.link_reset),
@@ -230,7 +229,7 @@ class Endpoint(wiring.Component):
         moves = Signal()
         rests = Signal()
         m.d.comb += [
-            moves.eq(reader.busy | self._writer.busy | self._merge.busy | reader.drop_valid),
+            moves.eq(reader.busy | self._writer.busy | self._merge.busy | reader.drop.valid),
             rests.eq(~moves & ~reader.unanswered),
             self.busy.eq(moves | (self.idle != rests)),
         ]

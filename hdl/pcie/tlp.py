@@ -4,6 +4,7 @@ from amaranth.lib import data, enum, wiring
 from amaranth.lib.wiring import Out
 
 from hdl.config import Config
+from hdl.kit.pulse import Pulse
 
 CREDITS_MOST = 15
 """Credits of reads that are told: more than are on their way to the hard block at once."""
@@ -52,21 +53,29 @@ def request_beat(config: Config) -> data.StructLayout:
 class RequestProgress(wiring.Signature):
     """What a shim says of the requests that it has been given.
 
-    ``sent_valid``: the hard block has taken the read with ``sent_tag``; a pulse. ``clear``: what is
-    offered now does not wait behind what the block has not taken; it may depend on the block's
-    ``ready``, not on what is offered. ``stuck``: without bus mastering the block has taken nothing
-    for long, although it is offered something, while completions go by a stream of their own.
-    ``credits``: so many more reads, `CREDITS_MOST` at most, have a flow control credit; those that
-    the shim has been given have been taken off. ``tracks``, a constant: the block keeps a table of
-    the reads that it waits for, by tag, and says when one leaves it (``request_completed`` of
-    `completion_beat`), after its own completion timeout at the latest.
+    Ports
+    -----
+    sent
+        The tag of a read that the hard block has taken.
+    clear
+        What is offered now does not wait behind what the block has not taken. It may depend on the
+        block's ``ready``, not on what is offered.
+    stuck
+        Without bus mastering the block has taken nothing for long, although it is offered
+        something, while completions go by a stream of their own.
+    credits
+        So many more reads, `CREDITS_MOST` at most, have a flow control credit. Those that the shim
+        has been given have been taken off.
+    tracks
+        A constant. The block keeps a table of the reads that it waits for, by tag. It says when one
+        leaves it (``request_completed`` of `completion_beat`), after its own completion timeout at
+        the latest.
     """
 
     def __init__(self):
         super().__init__(
             {
-                "sent_valid": Out(1),
-                "sent_tag": Out(8),
+                "sent": Out(Pulse(8)),
                 "clear": Out(1),
                 "stuck": Out(1),
                 "credits": Out(range(CREDITS_MOST + 1)),

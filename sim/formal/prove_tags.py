@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from amaranth.hdl import Assert, Assume, Module, Mux, Signal
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, connect, flipped
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import TIME_BITS, Config
 from hdl.pcie.dma.tags import READ_HEADERS_MOST, TagTable
@@ -60,8 +60,13 @@ class TagSpecification(wiring.Component):
         m.submodules.table = table = self._table
         connect(m, table.allocate, flipped(self.allocate))
         for name, member in table.signature.members.items():
-            if not member.is_signature and member.flow == In and name not in ("now", "period"):
-                m.d.comb += getattr(table, name).eq(getattr(self, name))
+            mine, its = getattr(self, name), getattr(table, name)
+            if member.flow == Out or name in ("now", "period"):
+                continue
+            if member.is_signature:
+                connect(m, flipped(mine), its)
+            else:
+                m.d.comb += its.eq(mine)
         allocated = Signal()
         m.submodules.rules = rules = StreamRules(table.allocate, role=Assert)
         m.d.comb += [
@@ -86,7 +91,7 @@ class TagSpecification(wiring.Component):
             m.d.comb += [
                 taken.eq(allocated & (table.allocate.payload == tag)),
                 closes.eq(self.close & (self.lookup == tag)),
-                retires.eq(self.retire_valid & (self.retire_tag == tag)),
+                retires.eq(self.retire.valid & (self.retire.payload.tag == tag)),
                 Assume(~closes | (out[tag] & ~closed[tag])),
                 Assume(~retires | closed[tag]),
                 Assert(~taken | ~out[tag]),
@@ -116,18 +121,18 @@ class TagSpecification(wiring.Component):
                 m.d.sync += stayed.eq(self.tracks & self.stays & (stayed | retires))
                 with m.If(taken):
                     m.d.sync += sent.eq(0)
-                with m.Elif(self.sent_valid & (self.sent_tag[:1] == tag)):
+                with m.Elif(self.sent.valid & (self.sent.payload[:1] == tag)):
                     m.d.sync += sent.eq(1)
             if self._loses:
                 given = Signal(name=f"given_{tag}")
-                sends = self.sent_valid & (self.sent_tag[:1] == tag)
+                sends = self.sent.valid & (self.sent.payload[:1] == tag)
                 m.d.comb += [
                     Assume(~sends | given),
                     Assert(~table.expire_valid | (table.expire_tag != tag) | given),
                 ]
                 with m.If(taken):
                     m.d.sync += given.eq(0)
-                with m.Elif(self.given_valid & (self.given_tag[:1] == tag)):
+                with m.Elif(self.given.valid & (self.given.payload[:1] == tag)):
                     m.d.sync += given.eq(1)
             with m.If(~age.all()):
                 m.d.sync += age.eq(age + 1)
@@ -145,7 +150,7 @@ class TagSpecification(wiring.Component):
                 m.d.sync += [
                     out[tag].eq(0),
                     closed[tag].eq(0),
-                    banned[tag].eq(self.retire_quarantine),
+                    banned[tag].eq(self.retire.payload.quarantine),
                     age.eq(0),
                 ]
             in_use += Mux(out[tag], size, 0)
@@ -202,27 +207,29 @@ class Mutant(TagTable):
     def elaborate(self, platform) -> Module:
         m = Module()
         m.submodules.inner = inner = self._inner
-        connect(m, inner.allocate, flipped(self.allocate))
         for name, member in self.signature.members.items():
-            if member.is_signature:
-                continue
             mine, its = getattr(self, name), getattr(inner, name)
-            m.d.comb += its.eq(mine) if member.flow == In else mine.eq(its)
+            if member.is_signature and member.flow == In:
+                connect(m, flipped(mine), its)
+            elif member.is_signature:
+                connect(m, its, flipped(mine))
+            else:
+                m.d.comb += its.eq(mine) if member.flow == In else mine.eq(its)
         self._rewire(m, self, inner)
         return m
 
 
 def no_quarantine(m, outer, inner):
     """Tags come back at once although completions may still arrive."""
-    m.d.comb += inner.retire_quarantine.eq(0)
+    m.d.comb += inner.retire.payload.quarantine.eq(0)
 
 
 def retired_at_close(m, outer, inner):
     """Tags come back before their last byte has landed."""
     m.d.comb += [
-        inner.retire_valid.eq(outer.close),
-        inner.retire_tag.eq(outer.lookup),
-        inner.retire_quarantine.eq(0),
+        inner.retire.valid.eq(outer.close),
+        inner.retire.payload.tag.eq(outer.lookup),
+        inner.retire.payload.quarantine.eq(0),
     ]
 
 
@@ -243,7 +250,7 @@ def never_closed(m, outer, inner):
 
 def lost_retirement(m, outer, inner):
     """Tag 1 never comes back."""
-    m.d.comb += inner.retire_valid.eq(outer.retire_valid & (outer.retire_tag == 0))
+    m.d.comb += inner.retire.valid.eq(outer.retire.valid & (outer.retire.payload.tag == 0))
 
 
 def hasty_clock(m, outer, inner):
@@ -253,12 +260,12 @@ def hasty_clock(m, outer, inner):
 
 def unsent_ages(m, outer, inner):
     """A request that has not left times out."""
-    m.d.comb += [inner.sent_valid.eq(1), inner.sent_tag.eq(0)]
+    m.d.comb += [inner.sent.valid.eq(1), inner.sent.payload.eq(0)]
 
 
 def lost_unsent(m, outer, inner):
     """A request that can still be dropped ends with those that have no answer."""
-    m.d.comb += [inner.given_valid.eq(1), inner.given_tag.eq(0)]
+    m.d.comb += [inner.given.valid.eq(1), inner.given.payload.eq(0)]
 
 
 def impatient(m, outer, inner):

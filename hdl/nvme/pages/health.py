@@ -100,8 +100,8 @@ class Health(wiring.Component):
         Something is done without waiting for another block.
 
     Rate: 11 cycles a command of one block, 13 more for an error. Commands go on being noted while
-    a page is made. Back-pressure: ``hold``; and, while entries are shown, an error after as many
-    others as the page has entries.
+    a page is made. Back-pressure: ``log.hold``; and, while entries are shown, an error after as
+    many others as the page has entries.
     """
 
     def __init__(self, *, config: Config):

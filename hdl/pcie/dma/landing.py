@@ -9,6 +9,7 @@ from hdl.config import Config, bits_for_count
 from hdl.flow.host_memory import Kind, inbox_beat, read_index_bits, target_bits
 from hdl.flow.line import write_port
 from hdl.kit.cut import Relay
+from hdl.kit.pulse import Pulse
 from hdl.pcie.dma.rotate import below, rotate_left, words_of
 from hdl.pcie.dma.transfers import read_ended
 from hdl.pcie.tlp import CompletionStatus, completion_beat
@@ -27,6 +28,13 @@ def read_origin(config: Config) -> data.StructLayout:
             "low": PAGE_DWORD_BITS,
             "dwords": 11,
         }
+    )
+
+
+def described(config: Config) -> data.StructLayout:
+    """Where the data of the read with tag ``tag`` goes."""
+    return data.StructLayout(
+        {"tag": bits_for_count(config.read_tags), "origin": read_origin(config)}
     )
 
 
@@ -60,12 +68,8 @@ class Landing(wiring.Component):
         Where data for lines goes (`hdl.flow.line`).
     inbox_write
         Where data for the inbox goes (`hdl.flow.host_memory`).
-    origin_valid
-        A pulse: a tag is described, before its request is sent. Always accepted.
-    origin_tag
-        That tag.
-    origin
-        Where its data goes.
+    described
+        A tag, before its request is sent, and where its data goes.
     lookup
         To the tag table: a tag.
     live
@@ -100,9 +104,7 @@ class Landing(wiring.Component):
                 "completion": In(stream.Signature(completion_beat(config))),
                 "line_write": Out(write_port(config)),
                 "inbox_write": Out(stream.Signature(inbox_beat(config))),
-                "origin_valid": In(1),
-                "origin_tag": In(tag_bits),
-                "origin": In(read_origin(config)),
+                "described": In(Pulse(described(config))),
                 "lookup": Out(tag_bits),
                 "live": In(1),
                 "close": Out(1),
@@ -216,9 +218,9 @@ class Landing(wiring.Component):
         between = Signal(init=1)
         takes, abandon = self._s1_takes, self._s0_abandon
         m.d.comb += [
-            put_origin.addr.eq(self.origin_tag),
-            put_origin.data.eq(self.origin),
-            put_origin.en.eq(self.origin_valid),
+            put_origin.addr.eq(self.described.payload.tag),
+            put_origin.data.eq(self.described.payload.origin),
+            put_origin.en.eq(self.described.valid),
             abandon.eq(between & self.abandon_valid),
             self._s0_valid.eq(abandon | self.completion.valid),
             self._s0_tag.eq(Mux(abandon, self.abandon_tag, self.completion.payload.tag)),

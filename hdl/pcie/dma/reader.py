@@ -9,6 +9,7 @@ from hdl.flow.host_memory import Kind, inbox_beat, read_done, read_request
 from hdl.flow.line import write_port
 from hdl.flow.pcie_status import PcieStatus
 from hdl.kit.cut import Skid
+from hdl.kit.pulse import Pulse
 from hdl.pcie.dma.landing import PAGE_DWORD_BITS, Landing
 from hdl.pcie.dma.tags import BOUNDARIES, TagTable, headers_within
 from hdl.pcie.dma.transfers import TransferTable, read_ended
@@ -76,20 +77,14 @@ class HostReader(wiring.Component):
         Memory read requests, one beat each.
     completion
         Completions.
-    drop_valid
-        A request taken from ``tlp`` will not be sent. Its transfer ends with ``error``.
-    drop_tag
-        The tag of that request.
-    drop_taken
-        It has been noted.
-    given_valid
-        A pulse: a request taken from ``tlp`` has gone to the shim. It is not dropped any more.
-    given_tag
-        The tag of that request.
-    sent_valid
-        A pulse: the hard block has taken a read. From now on it can time out.
-    sent_tag
-        The tag of that read.
+    drop
+        Tags of requests taken from ``tlp`` that will not be sent. Their transfers end with
+        ``error``. A tag is taken once that has been noted.
+    given
+        The tag of a request taken from ``tlp`` that has gone to the shim. It is not dropped any
+        more.
+    sent
+        The tag of a read that the hard block has taken. From now on it can time out.
     hold
         Requests cannot be sent for now. None times out meanwhile.
     hurry
@@ -134,13 +129,9 @@ class HostReader(wiring.Component):
                 "completion": In(stream.Signature(completion_beat(config))),
                 "line_write": Out(write_port(config)),
                 "inbox_write": Out(stream.Signature(inbox_beat(config))),
-                "drop_valid": In(1),
-                "drop_tag": In(bits_for_count(config.read_tags)),
-                "drop_taken": Out(1),
-                "given_valid": In(1),
-                "given_tag": In(8),
-                "sent_valid": In(1),
-                "sent_tag": In(8),
+                "drop": In(stream.Signature(bits_for_count(config.read_tags))),
+                "given": In(Pulse(8)),
+                "sent": In(Pulse(8)),
                 "hold": In(1),
                 "hurry": In(1),
                 "lost": In(1),
@@ -195,12 +186,12 @@ class HostReader(wiring.Component):
     def _connect_tags(self, m: Module) -> None:
         """What tags are told, and how they are given up."""
         tags, landing, transfers = self._tags, self._landing, self._transfers
+        connect(m, wiring.flipped(self.given), tags.given)
+        connect(m, wiring.flipped(self.sent), tags.sent)
+        connect(m, transfers.retire, tags.retire)
+        drops = self.drop.valid
         m.d.comb += [
             tags.now.eq(self.now),
-            tags.given_valid.eq(self.given_valid),
-            tags.given_tag.eq(self.given_tag),
-            tags.sent_valid.eq(self.sent_valid),
-            tags.sent_tag.eq(self.sent_tag),
             tags.hold.eq(self.hold),
             tags.lost.eq(self.lost),
             tags.patient.eq(self.status.timeout_disable & ~self.hurry),
@@ -212,16 +203,13 @@ class HostReader(wiring.Component):
             tags.lookup.eq(landing.lookup),
             tags.close.eq(landing.close),
             landing.live.eq(tags.live),
-            tags.retire_valid.eq(transfers.retire_valid),
-            tags.retire_tag.eq(transfers.retire_tag),
-            tags.retire_quarantine.eq(transfers.retire_quarantine),
             # Completion timeout, or a request that has not been sent.
-            landing.abandon_valid.eq(tags.expire_valid | self.drop_valid),
-            landing.abandon_tag.eq(Mux(self.drop_valid, self.drop_tag, tags.expire_tag)),
-            landing.abandon_quarantine.eq(~self.drop_valid & ~self.lost),
+            landing.abandon_valid.eq(tags.expire_valid | drops),
+            landing.abandon_tag.eq(Mux(drops, self.drop.payload, tags.expire_tag)),
+            landing.abandon_quarantine.eq(~drops & ~self.lost),
             landing.cut.eq(self.status.link_reset),
-            self.drop_taken.eq(landing.abandon_taken & self.drop_valid),
-            tags.expire_taken.eq(landing.abandon_taken & ~self.drop_valid),
+            self.drop.ready.eq(landing.abandon_taken & drops),
+            tags.expire_taken.eq(landing.abandon_taken & ~drops),
             self.outstanding.eq(tags.held != 0),
             self.unanswered.eq(tags.unanswered),
             self.deadline.eq(tags.deadline),
@@ -245,7 +233,8 @@ class HostReader(wiring.Component):
     def _describe(self, m: Module) -> None:
         """The TLP that the request begins with, and what is noted of it."""
         job, low, chunk, tlp = self._job, self._low, self._chunk, self.tlp.payload
-        landing, begun = self._landing, self._transfers.begun.payload
+        described, begun = self._landing.described.payload, self._transfers.begun.payload
+        origin = described.origin
         room = Signal(11)
         # A request is no longer than what the completion buffer holds.
         limit = size_limit(self.status.max_read_request)
@@ -257,12 +246,12 @@ class HostReader(wiring.Component):
         m.d.comb += [
             room.eq((~low & limit) + 1),
             self._length.eq(Mux(job.dwords > room, room, job.dwords)),
-            landing.origin_tag.eq(self._tags.allocate.payload),
-            landing.origin.kind.eq(job.kind),
-            landing.origin.index.eq(job.index),
-            landing.origin.target.eq(job.target),
-            landing.origin.low.eq(low[:PAGE_DWORD_BITS]),
-            landing.origin.dwords.eq(chunk),
+            described.tag.eq(self._tags.allocate.payload),
+            origin.kind.eq(job.kind),
+            origin.index.eq(job.index),
+            origin.target.eq(job.target),
+            origin.low.eq(low[:PAGE_DWORD_BITS]),
+            origin.dwords.eq(chunk),
             begun.kind.eq(job.kind),
             begun.index.eq(job.index),
             begun.last.eq(job.last & (chunk == job.dwords)),
@@ -309,7 +298,7 @@ class HostReader(wiring.Component):
             with m.State("CLAIM"):
                 m.d.comb += [
                     tags.allocate.ready.eq(1),
-                    landing.origin_valid.eq(tags.allocate.valid),
+                    landing.described.valid.eq(tags.allocate.valid),
                     issuing.eq(tags.allocate.valid),
                 ]
                 m.d.sync += self._tag.eq(tags.allocate.payload)

@@ -1,12 +1,13 @@
 """Tags of memory reads: which are free, waiting for completions, or quarantined."""
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import TIME_BITS, Config, bits_for_count
 from hdl.kit.clock import NEVER, passed
+from hdl.kit.pulse import Pulse
 from hdl.kit.queue import Queue
 
 BOUNDARIES = (64, 128)
@@ -37,6 +38,11 @@ def headers_within(config: Config, boundary: int) -> int:
         return config.completions_outstanding
     units = boundary // CREDIT_BYTES + 1
     return min(config.completions_outstanding, config.completion_bytes // CREDIT_BYTES // units)
+
+
+def retired(config: Config) -> data.StructLayout:
+    """The read with tag ``tag`` has ended. ``quarantine``: completions of it may still come."""
+    return data.StructLayout({"tag": bits_for_count(config.read_tags), "quarantine": 1})
 
 
 class TagTable(wiring.Component):
@@ -70,10 +76,10 @@ class TagTable(wiring.Component):
         Time, and when the next sweep is due (all ones: never).
     period
         Cycles between sweeps, at least 1; may change.
-    given_valid, given_tag
-        The request of a tag has been given to the shim: it is not dropped any more.
-    sent_valid, sent_tag
-        It has left.
+    given
+        A tag whose request has been given to the shim: it is not dropped any more.
+    sent
+        A tag whose request has left.
     hold
         No time passes for any tag: what sweeps have counted is forgotten.
     patient
@@ -98,8 +104,8 @@ class TagTable(wiring.Component):
         tag and the room.
     lookup, live, close
         ``live``: tag ``lookup`` is waiting (combinational). ``close`` ends that.
-    retire_valid, retire_tag, retire_quarantine
-        A closed tag's last byte has landed. Always accepted, one a cycle.
+    retire
+        A closed tag's last byte has landed. One comes a cycle at most.
     expire_valid, expire_tag, expire_taken
         A tag has waited too long and should be closed. Withdrawn when it is no longer waiting.
     held
@@ -119,10 +125,8 @@ class TagTable(wiring.Component):
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS, init=NEVER),
                 "period": In(TIME_BITS),
-                "given_valid": In(1),
-                "given_tag": In(8),
-                "sent_valid": In(1),
-                "sent_tag": In(8),
+                "given": In(Pulse(8)),
+                "sent": In(Pulse(8)),
                 "hold": In(1),
                 "patient": In(1),
                 "tracks": In(1),
@@ -137,9 +141,7 @@ class TagTable(wiring.Component):
                 "lookup": In(tag_bits),
                 "live": Out(1),
                 "close": In(1),
-                "retire_valid": In(1),
-                "retire_tag": In(tag_bits),
-                "retire_quarantine": In(1),
+                "retire": In(Pulse(retired(config))),
                 "expire_valid": Out(1),
                 "expire_tag": Out(tag_bits),
                 "expire_taken": In(1),
@@ -229,10 +231,10 @@ class TagTable(wiring.Component):
         freed, freed_long, refund = self._freed, self._freed_long, self._refund
         s1_tag = Signal.like(self.lookup)
         banned = Signal(range(self._tags + 1))  # tags in quarantine
-        quarantines = self.retire_valid & self.retire_quarantine
+        quarantines = self.retire.valid & self.retire.payload.quarantine
         m.d.comb += [
-            self._freeing.eq((self.retire_valid & ~self.retire_quarantine) | self._release),
-            refund.addr.eq(Mux(self.retire_valid, self.retire_tag, self._index)),
+            self._freeing.eq((self.retire.valid & ~self.retire.payload.quarantine) | self._release),
+            refund.addr.eq(Mux(self.retire.valid, self.retire.payload.tag, self._index)),
             refund.en.eq(self._freeing),
             freed.input.valid.eq(self._s1_freeing),
             freed.input.payload.eq(s1_tag),
@@ -255,7 +257,7 @@ class TagTable(wiring.Component):
     def _note(self, m: Module) -> None:
         """The bits of every tag."""
         tags, number = self._tags, len(self.lookup)
-        quarantines = self.retire_valid & self.retire_quarantine
+        quarantines = self.retire.valid & self.retire.payload.quarantine
 
         def mask(strobe, tag, name: str) -> Signal:
             bits = Signal(tags, name=f"{name}_mask")
@@ -264,11 +266,11 @@ class TagTable(wiring.Component):
 
         allocated = mask(self._allocated, self.allocate.payload, "allocate")
         closed = mask(self.close, self.lookup, "close")
-        retired = mask(quarantines, self.retire_tag, "retire")
+        retired = mask(quarantines, self.retire.payload.tag, "retire")
         swept = mask(self._swept, self._index, "sweep")
         released = mask(self._release, self._index, "release")
-        given = mask(self.given_valid, self.given_tag[:number], "given")
-        sent = mask(self.sent_valid, self.sent_tag[:number], "sent")
+        given = mask(self.given.valid, self.given.payload[:number], "given")
+        sent = mask(self.sent.valid, self.sent.payload[:number], "sent")
         anew = allocated | retired
         told = self.completed << self.lookup
         m.d.comb += self.live.eq(self._waiting.bit_select(self.lookup, 1))
@@ -333,7 +335,7 @@ class TagTable(wiring.Component):
                 with m.If(is_waiting & is_over):
                     m.d.comb += [self.expire_valid.eq(~taken), step.eq(taken)]
                 with m.Elif(is_quarantined & leaves):
-                    m.d.comb += [self._release.eq(~self.retire_valid), step.eq(self._release)]
+                    m.d.comb += [self._release.eq(~self.retire.valid), step.eq(self._release)]
                 with m.Else():
                     m.d.comb += [self._swept.eq(ages), step.eq(1)]
                 with m.If(step):

@@ -7,6 +7,8 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
 from hdl.flow.host_memory import Kind, read_done, read_index_bits
+from hdl.kit.pulse import Pulse
+from hdl.pcie.dma.tags import retired
 
 
 def read_begun(config: Config) -> data.StructLayout:
@@ -52,12 +54,8 @@ class TransferTable(wiring.Component):
         Reads that have ended (`read_ended`).
     done
         Transfers that are done (`hdl.flow.host_memory.read_done`).
-    retire_valid
-        A pulse to the tag table: a read has ended.
-    retire_tag
-        Its tag.
-    retire_quarantine
-        Completions of it may still come.
+    retire
+        To the tag table: a read has ended.
     cleared
         The table has been cleared after reset, one entry a cycle. Nothing is taken before.
     busy
@@ -74,9 +72,7 @@ class TransferTable(wiring.Component):
                 "begun": In(stream.Signature(read_begun(config))),
                 "ended": In(stream.Signature(read_ended(config))),
                 "done": Out(stream.Signature(read_done(config))),
-                "retire_valid": Out(1),
-                "retire_tag": Out(bits_for_count(config.read_tags)),
-                "retire_quarantine": Out(1),
+                "retire": Out(Pulse(retired(config))),
                 "cleared": Out(1),
                 "busy": Out(1),
             }
@@ -151,9 +147,9 @@ class TransferTable(wiring.Component):
             self.done.payload.index.eq(s1_ended.index),
             self.done.payload.error.eq(found.error | s1_ended.error),
             self._moves.eq(self._s1_valid & (~self._finished | self.done.ready)),
-            self.retire_valid.eq(self._moves & is_end),
-            self.retire_tag.eq(s1_ended.tag),
-            self.retire_quarantine.eq(s1_ended.quarantine),
+            self.retire.valid.eq(self._moves & is_end),
+            self.retire.payload.tag.eq(s1_ended.tag),
+            self.retire.payload.quarantine.eq(s1_ended.quarantine),
         ]
         m.d.sync += Assert(
             ~(self._moves & is_end) | (found.count != 0), "a read ends that has not begun"

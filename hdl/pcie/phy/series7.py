@@ -427,8 +427,8 @@ class Series7Shim(wiring.Component):
         leaving, sender, reads = self._leaving, self._sender, self._read_credits
         last = self.tx_tvalid & self.tx_tready & self.tx_tlast
         m.d.comb += [
-            self.progress.sent_valid.eq(last & leaving.output.payload.is_read),
-            self.progress.sent_tag.eq(leaving.output.payload.tag),
+            self.progress.sent.valid.eq(last & leaving.output.payload.is_read),
+            self.progress.sent.payload.eq(leaving.output.payload.tag),
             # The relay is empty, and no answer is on its way into it.
             self.progress.clear.eq(
                 leaving.input.ready & ~leaving.output.valid & ~(self._inside & self._owner)
@@ -440,6 +440,6 @@ class Series7Shim(wiring.Component):
                 & self.request.ready
                 & (self.request.payload.kind == RequestKind.READ)
             ),
-            reads.sent.eq(self.progress.sent_valid),
+            reads.sent.eq(self.progress.sent.valid),
             self.progress.credits.eq(reads.credits),
         ]

@@ -146,7 +146,7 @@ class RequestInserter(wiring.Component):
         leaves = self.rq_tvalid & self.rq_tready
         begins = self._valid & self._begins
         m.d.comb += [
-            self.progress.sent_valid.eq(leaves & self._is_read & self.rq_tlast),
+            self.progress.sent.valid.eq(leaves & self._is_read & self.rq_tlast),
             self.sent.eq(self._room & begins & (beat.kind == RequestKind.WRITE)),
         ]
         with m.If(self.sent):
@@ -154,7 +154,7 @@ class RequestInserter(wiring.Component):
         with m.Elif(leaves & self.rq_tlast & ~self._is_read):
             m.d.sync += self.unfinished.eq(0)
         with m.If(self._room & begins):
-            m.d.sync += [self._is_read.eq(self._reads), self.progress.sent_tag.eq(beat.tag)]
+            m.d.sync += [self._is_read.eq(self._reads), self.progress.sent.payload.eq(beat.tag)]
 
     def _offer(self, m: Module) -> None:
         """The beat that leaves, but for its words."""
@@ -478,7 +478,7 @@ class UltrascaleShim(wiring.Component):
 
     def _report_progress(self, m: Module) -> None:
         """What has left of the requests, and how many reads may be offered."""
-        sent, reads = self._inserter.progress, self._read_credits
+        said, reads = self._inserter.progress, self._read_credits
         m.d.comb += [
             reads.available.eq(self.tfc_nph_av),
             reads.given.eq(
@@ -486,13 +486,13 @@ class UltrascaleShim(wiring.Component):
                 & self.request.ready
                 & (self.request.payload.kind == RequestKind.READ)
             ),
-            reads.sent.eq(sent.sent_valid),
+            reads.sent.eq(said.sent.valid),
             self.progress.credits.eq(reads.credits),
             self.progress.tracks.eq(1),
             self.progress.stuck.eq(self._numbers.stuck),
+            self.progress.clear.eq(said.clear),
         ]
-        for name in ("sent_valid", "sent_tag", "clear"):
-            m.d.comb += getattr(self.progress, name).eq(getattr(sent, name))
+        connect(m, said.sent, flipped(self.progress.sent))
 
     def _number_writes(self, m: Module) -> None:
         """Writes get numbers, and the block says which of them have gone."""
