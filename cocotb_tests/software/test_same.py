@@ -242,3 +242,32 @@ def test_an_underscore_tells_two_registers_apart():
     after = without_constants(logic_of(Twins("s_t", other=True)))
     found = compare(before, after, {"t": "s_t"})
     assert found.proved and not found.alike and not found.only_before
+
+
+class Ports(wiring.Component):
+    """A word and its negation, with ports that are called as the test says."""
+
+    def __init__(self, *, asked: str, told: str) -> None:
+        self._asked, self._told = asked, told
+        super().__init__({asked: In(WORD), told: Out(WORD)})
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.d.comb += getattr(self, self._told).eq(~getattr(self, self._asked))
+        return m
+
+
+def test_ports_that_are_others_are_named():
+    before, after = (
+        logic_of(Ports(asked=asked, told=told))
+        for asked, told in (("request", "answer"), ("ask", "tell"))
+    )
+    found = compare(before, after)
+    assert not found.proved
+    assert found.only_before == {"input request": WORD, "output answer": WORD}
+    assert found.only_after == {"input ask": WORD, "output tell": WORD}
+    assert not compare(before, after, {"request": "ask"}).proved
+    assert compare(before, after, {"request": "ask", "answer": "tell"}).alike
+    # Of the same name, but in the other direction.
+    turned = logic_of(Ports(asked="answer", told="request"))
+    assert compare(before, turned).only_after == {"input answer": WORD, "output request": WORD}

@@ -41,7 +41,8 @@ def main() -> int:
     parser.add_argument(
         "--renamed", action="append", default=[], metavar="OLD=NEW", type=_names,
         help="a register, with modules if need be, and its name now; for the proof, where\n"
-             "something is made in another way: stripe/doomed=stripe/freed",
+             "something is made in another way: stripe/doomed=stripe/freed; or a port of the\n"
+             "design: progress__sent_tag=progress__sent__payload",
     )  # fmt: skip
     arguments = parser.parse_args()
     name = f"{arguments.commit}^{{commit}}"

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tools.same.classes import classes
 from tools.same.logic import Logic, State
@@ -47,18 +47,19 @@ def compare(
 ) -> Comparison:
     """Compares ``before`` with ``after``: first by structure, then by name and proof.
 
-    ``renamed``: as for `pairs`.
+    ``renamed``: as for `pairs`, and ports by their whole names.
     """
+    before = _with_ports(before, renamed or {})
     result = Comparison(
         sizes=(
             (len(before.gates), len(before.states)),
             (len(after.gates), len(after.states)),
         )
     )
-    if before.outputs.keys() != after.outputs.keys() or set(before.inputs.values()) != set(
-        after.inputs.values()
-    ):
-        result.different["ports"] += 1
+    ports, ports_now = _ports(before), _ports(after)
+    if ports != ports_now:
+        result.only_before.update(name for name, _ in ports - ports_now)
+        result.only_after.update(name for name, _ in ports_now - ports)
         return result
     values = classes(before, after)
     result.alike = all(
@@ -70,6 +71,27 @@ def compare(
         return result
     _prove(before, after, values, result, pairs(before, after, renamed))
     return result
+
+
+def _with_ports(logic: Logic, renamed: Mapping[str, str]) -> Logic:
+    """``logic`` with ports renamed."""
+    return replace(
+        logic,
+        inputs={
+            node: (renamed.get(name, name), bit) for node, (name, bit) in logic.inputs.items()
+        },
+        outputs={
+            (renamed.get(name, name), bit): one for (name, bit), one in logic.outputs.items()
+        },
+    )
+
+
+def _ports(logic: Logic) -> set[tuple[str, int]]:
+    """The bits of all ports, with their direction."""
+    return {
+        *((f"input {name}", bit) for name, bit in logic.inputs.values()),
+        *((f"output {name}", bit) for name, bit in logic.outputs),
+    }
 
 
 def _value(values: list[int], literal: int) -> int:
