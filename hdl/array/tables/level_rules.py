@@ -58,7 +58,7 @@ class LevelRules(wiring.Component):
     drives
         Drives over all spans.
     done
-        A pulse, at most 34 cycles after ``start``.
+        A pulse, at most 35 cycles after ``start``.
     allowed
         With ``done``: the level allows it. The ports below hold from then on.
     width
@@ -180,6 +180,7 @@ class LevelRules(wiring.Component):
     def _divide(self, m: Module, fits: Value) -> None:
         """The states REST to HOLD: drives / spans, by repeated subtraction."""
         rest = Signal(WIDTH_BITS)
+        m.d.sync += self.done.eq(0)
         with m.State("REST"):
             m.d.sync += [rest.eq(self.drives), self.width.eq(0)]
             with m.If(self.start):
@@ -189,7 +190,7 @@ class LevelRules(wiring.Component):
             with m.If(rest >= self.shape_spans):
                 m.d.sync += [rest.eq(rest - self.shape_spans), self.width.eq(self.width + 1)]
             with m.Else():
-                m.d.comb += [self.done.eq(1), self.allowed.eq(fits & (rest == 0))]
+                m.d.sync += [self.done.eq(1), self.allowed.eq(fits & (rest == 0))]
                 m.next = "HOLD"
 
         with m.State("HOLD"):
