@@ -1,4 +1,5 @@
-"""`hdl.nvme.commands.slots.SlotTable`: Abort names a command; its slot may be another's by then."""
+"""`hdl.nvme.commands.slots.SlotTable`: Abort names a command; its slot may be another's by then.
+Slots are taken in any cycle, also of another command's next part."""
 
 import os
 import random
@@ -14,10 +15,12 @@ from hdl.flow.host_command import HostOpcode, Status, completion
 from hdl.nvme.codes import StatusCode, status_field
 from hdl.nvme.commands.slots import SlotTable
 from hdl.nvme.pages.health import note
-from hdl.nvme.records import finish, rejected, stored, target
+from hdl.nvme.records import again, finish, rejected, stored, target
 
 CONFIG = bench_config()
 VICTIM, OTHER, ABORT = 0x1234, 0x4321, 0x5000
+PARTS = 3
+"""Parts of a command after its first."""
 ABORTED = status_field(StatusCode.ABORT_REQUESTED, more=False)
 
 
@@ -73,7 +76,15 @@ class Bench:
             await FallingEdge(dut.clk)
             dut.cancelled__valid.value = 0
 
-    async def store(self, queue: int, identifier: int) -> int:
+    async def ends_are(self, wanted: list[tuple[int, int, int]]) -> None:
+        """The next commands to end are of these queues and identifiers, with these statuses."""
+        answers = await self.finished.receive_all(len(wanted))
+        for end, (queue, identifier, status) in zip(answers, wanted, strict=True):
+            fields = {"queue": queue, "identifier": identifier, "status": status, "post": 1}
+            # Bit 0 of DW0 is 0, since the Abort has aborted its command (NVMe 1.4, 5.1).
+            check_fields(end, fields | {"tells": {"volume": ANY}}, "finish")
+
+    async def store(self, queue: int, identifier: int, *, parts: int = 0) -> int:
         """A command gets the next slot, in this cycle if there is one."""
         dut = self.dut
         await FallingEdge(dut.clk)
@@ -91,7 +102,9 @@ class Bench:
             "sectors": self.generator.getrandbits(1),
         }
         self.carried[queue, identifier] = fields
-        dut.store__payload.value = pack(stored(CONFIG), slot=slot, command=fields)
+        dut.store__payload.value = pack(
+            stored(CONFIG), slot=slot, parts=parts, command=fields
+        )
         await RisingEdge(dut.clk)
         self.held[slot] = (queue, identifier)
         await FallingEdge(dut.clk)
@@ -144,11 +157,50 @@ async def aborts_hit_who_they_name(dut):
     for number in slots[:3]:
         wanted += [(1, number, ABORTED), (0, ABORT + number, 0)]
     wanted += [(1, slots[4], 0)]
-    answers = await host.finished.receive_all(len(wanted))
-    for end, (queue, identifier, status) in zip(answers, wanted, strict=True):
-        fields = {"queue": queue, "identifier": identifier, "status": status, "post": 1}
-        # Bit 0 of DW0 is 0, since the Abort has aborted its command (NVMe 1.4, 5.1).
-        check_fields(end, fields | {"tells": {"volume": ANY}}, "finish")
+    await host.ends_are(wanted)
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def parts_are_counted_whoever_begins(dut):
+    """A command goes on as often as it has parts, the last of them being the lowest, whichever
+    cycle another command gets its slot in."""
+    host = Bench(dut, random.Random(int(os.environ["SEED"])))
+    parts = StreamSink(dut, "again", layout=again(CONFIG))
+    await start(dut)
+    for wait in range(12):
+        slot = await host.store(1, VICTIM, parts=PARTS)
+        for left in reversed(range(PARTS)):
+            host.completion.send(slot=slot, status=Status.SUCCESS)
+            for _ in range(wait):
+                await RisingEdge(dut.clk)
+            other = await host.store(2, OTHER)
+            part = await parts.receive(cycles=50)
+            check_fields(part, {"slot": slot, "lowest": left == 0}, f"{wait}: {left} are left")
+            await host.end(other)
+        await host.end(slot)
+        assert not parts, f"{wait}: a part too many"
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def aborts_are_noted_whoever_begins(dut):
+    """A command that an Abort has found ends as aborted, and the Abort behind it, whichever cycle
+    another command gets its slot in."""
+    host = Bench(dut, random.Random(int(os.environ["SEED"])))
+    await start(dut)
+    cocotb.start_soon(host.cancel())
+    for wait in range(24):
+        victim = await host.store(2, VICTIM)
+        while host.finished:
+            host.finished.receive_now()
+        ends = host.ends
+        host.abort.send(queue=2, identifier=VICTIM, by=ABORT)
+        for _ in range(4 * victim + wait):
+            await RisingEdge(dut.clk)
+        other = await host.store(1, OTHER)
+        await wait_until(dut, lambda n=ends: host.ends > n, cycles=600, what="the Abort")
+        await host.end(victim)
+        await host.end(other)
+        await host.ends_are([(2, VICTIM, ABORTED), (0, ABORT, 0), (1, OTHER, 0)])
 
 
 def test_slots():
