@@ -304,6 +304,33 @@ async def drops_what_is_flushed(dut):
         assert not await bench.marked(number)
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def marks_what_begins_after_a_sweep(dut):
+    """Rows begin right after an array is said to be new, while those of another array are still
+    being marked. They are not forgotten, and nothing else of the array is marked."""
+    bench = Bench(dut)
+    await bench.begin()
+    bench.begun.active = 1.0
+    number, other = 2, 1
+    chunk = bench.arrays[number].chunk
+    for wait in range(24):
+        for slot in range(3):
+            bench.begun.send(slot=slot, array=other, row=slot)
+        await bench.begun.drained()
+        dut.named.value = number
+        await bench.pulse("wipe")
+        for _ in range(wait):
+            await RisingEdge(dut.clk)
+        row = (wait + 1) * chunk
+        bench.begun.send(slot=3, array=number, row=row)
+        await bench.rest()
+        found = await bench.marked(number)
+        assert found == {row // chunk}, f"{wait} cycles later: {sorted(found)}"
+        for slot in range(4):
+            bench.retired.send(slot)
+        await bench.rest()
+
+
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def keeps_its_rate(dut):
     """Rows come and go faster than the stripe engine can write them."""
