@@ -419,6 +419,34 @@ async def ends_between(dut):
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
+async def ends_before_it_is_counted(dut):
+    """One that could not wait ends as it asks, while the ends of others are still to be counted.
+    It is counted all the same before its end is, so that its array has nothing of it for good."""
+    bench = Rows(dut, admits=False)
+    await start(dut)
+    fitting = (CONFIG.ports + (LINES - 3 * CONFIG.ports) // 2) // CONFIG.ports
+    for others in range(5):
+        for slot in range(others):
+            assert await bench.ask(slot, 1, CONFIG.ports)
+        await RisingEdge(dut.clk)
+        assert sample(dut.settled)
+        dut.ended.value = int(others != 0)
+        for slot in range(others):
+            dut.ended_number.value = slot
+            await RisingEdge(dut.clk)
+        cocotb.start_soon(bench.end(others))
+        dut.forced.value = 1
+        assert await bench.ask(others, 0, CONFIG.ports), "it cannot wait"
+        dut.forced.value = 0
+        await wait_until(dut, lambda: not sample(dut.busy), cycles=60, what="rest")
+        slots = range(CONFIG.rows - fitting, CONFIG.rows)
+        for slot in slots:
+            assert await bench.ask(slot, 0, CONFIG.ports), f"{others}: what has ended counts"
+        for slot in slots:
+            await bench.end(slot)
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
 async def changes_its_mind(dut):
     """A row that is called may ask for more than there is, or for nothing; it keeps its place."""
     bench = Rows(dut, admits=False)
@@ -522,7 +550,9 @@ def run_rows(
     simulate(component, name=name, module=__name__, testcase=testcase)
 
 
-@pytest.mark.parametrize("testcase", ["rows_share", "ends_between", "changes_its_mind"])
+@pytest.mark.parametrize(
+    "testcase", ["rows_share", "ends_between", "ends_before_it_is_counted", "changes_its_mind"]
+)
 def test_row_shares(testcase):
     run_rows(testcase)
 
