@@ -314,7 +314,8 @@ class DrivesModel:
     UNREACHED; the next one for that block must be alone. Ports in ``gone`` answer GONE. To read a
     block in ``distrusted`` is an error. Reads of ports in ``slow`` that may be had elsewhere end as
     SLOW, others are counted in ``waited``. The first write to each block in ``stubborn`` gives
-    MEDIUM_ERROR, as many to each as ``aborted`` counts give ABORTED. Every one to those in
+    MEDIUM_ERROR, as many to each as ``aborted`` counts give ABORTED, and as many reads as
+    ``aborted_reads`` counts. Every one to those in
     ``refusing`` gives MEDIUM_ERROR, and to those in ``aborting`` ABORTED; these cannot be made
     unreadable unless ``spoils_refused``. A write that is aborted may have been stored. An operation
     at a block in ``held`` waits for the event there. With ``intent_chunks`` no row slot may write
@@ -342,6 +343,7 @@ class DrivesModel:
         self.write_errors = 0.0
         self.stubborn: set[tuple[int, int]] = set()
         self.aborted: Counter[tuple[int, int]] = Counter()
+        self.aborted_reads: Counter[tuple[int, int]] = Counter()
         self.refusing: set[tuple[int, int]] = set()
         self.aborting: set[tuple[int, int]] = set()
         self.held: dict[tuple[int, int], Event] = {}
@@ -420,9 +422,12 @@ class DrivesModel:
             status = DriveStatus.UNREACHED
             if one.opcode == Opcode.WRITE and self._random.random() < 0.5:
                 self.blocks[key] = self.lines.read(one.line)
-        elif self._random.random() < self.aborts or (writes and self._is_aborted(one.opcode, key)):
+        elif self._random.random() < self.aborts or self._is_aborted(one.opcode, key):
             status = DriveStatus.ABORTED
-            self.aborted -= Counter([key])
+            if writes:
+                self.aborted -= Counter([key])
+            else:
+                self.aborted_reads -= Counter([key])
             if one.opcode == Opcode.WRITE and self._random.random() < 0.5:
                 self.blocks[key] = self.lines.read(one.line)
         elif one.port in self.slow and one.elsewhere:
@@ -473,6 +478,8 @@ class DrivesModel:
         )
 
     def _is_aborted(self, opcode: Opcode, key: tuple[int, int]) -> bool:
+        if opcode == Opcode.READ:
+            return self.aborted_reads[key] > 0
         spoils = opcode == Opcode.WRITE_UNCORRECTABLE and self.spoils_refused
         return self.aborted[key] > 0 or (key in self.aborting and not spoils)
 

@@ -12,6 +12,7 @@ from cocotb_tests.streams import CLOCK_PERIOD_NS, TableServer, start
 from cocotb_tests.stripe.row_runs import KeepsLines, must_catch, run_rows
 from cocotb_tests.stripe.sequencer_bench import (
     ARRAYS,
+    CONFIG,
     ROW_STEP,
     Bench,
     bench_of,
@@ -24,6 +25,7 @@ from hdl.flow.host_command import Status
 from hdl.flow.operation import Opcode
 from hdl.flow.parity_pass import StepKind
 from hdl.flow.row import RowKind
+from hdl.stripe.rows.progress import attempts
 from hdl.stripe.rows.sequencer import Sequencer
 
 
@@ -290,6 +292,30 @@ async def reports_what_is_beyond_tolerance(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def counts_attempts_by_phase(dut):
+    """Every read of a row is aborted as often as a drive may do so, and then every write is. Each
+    is sent once more, the row is written, and no drive is given up."""
+    bench = bench_of(dut)
+    await start(dut)
+    most = attempts(CONFIG) - 1
+    for row in some_rows(6):
+        (place,) = bench.strip_places(row, 0)
+        written = [place, *bench.parity_places(row)]
+        data = [bench.strip_places(row, index)[0] for index in range(bench.strips(row))]
+        reads = dict.fromkeys((*data, *bench.parity_places(row)), most)
+        bench.drives.aborted.update(dict.fromkeys(written, most))
+        bench.drives.aborted_reads.update(reads)
+        entry = await bench.begin(row, joined=[0])
+        await bench.settle()
+        assert not bench.failed, f"given up after {most} aborts of each phase: {bench.failed}"
+        assert entry.statuses == [Status.SUCCESS]
+        assert not +bench.drives.aborted, "not written"
+        assert len(bench.drives.aborted_reads) < len(reads), "nothing was read"
+        bench.drives.aborted_reads.clear()
+    bench.check_drives()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def survives_anything(dut):
     bench = bench_of(dut)
     bench.drives.aborts = 0.1
@@ -342,6 +368,7 @@ WORK = (
 
 EARLY = "recovers_early_whatever_fails"
 NOT_IN_SYNC = "updates_no_row_that_is_not_in_sync"
+BY_PHASE = "counts_attempts_by_phase"
 IN_DOUBT = "updates_no_row_of_an_array_in_doubt"
 ALL_READABLE = "protects_rows_of_which_all_data_is_readable"
 
@@ -524,7 +551,7 @@ def test_rows(array):
 
 @pytest.mark.parametrize("array", ["raid5_wide", "raid6_wide"])
 def test_rows_wide_enough_to_be_updated(array):
-    sequence(Sequencer, array=array, testcase=(ALL_READABLE, NOT_IN_SYNC, IN_DOUBT))
+    sequence(Sequencer, array=array, testcase=(ALL_READABLE, NOT_IN_SYNC, IN_DOUBT, BY_PHASE))
 
 
 @pytest.mark.parametrize("array", ["raid5", "raid5_wide", "raid6_wide", "raid10"])
