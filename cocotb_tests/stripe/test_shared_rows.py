@@ -9,10 +9,12 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import StreamSink
 from cocotb_tests.stripe import sequencer_bench
 from cocotb_tests.stripe.sequencer_bench import random_rows, some_rows
 from cocotb_tests.stripe.stripe_models import ArrayModel
 from cocotb_tests.stripe.walk_bench import WalkBench
+from hdl.config import Config
 from hdl.flow.row import RowKind
 from hdl.flow.walk import WalkKind
 from hdl.stripe.planning.row_planning import RowPlanning
@@ -31,15 +33,16 @@ ARRAYS = {
     "mirrors": ArrayModel(width=8, copies=8, ports=(3, 1, 7, 5, 0, 2, 4, 6)),
 }
 SPAN = 24
+SECTORS = replace(CONFIG, sector_emulation=True, transfer_blocks=16)
 
 
 class Bench(WalkBench):
     """Each row that is asked to be mended is counted, and the most that rows ever have."""
 
-    def __init__(self, dut, array: ArrayModel, *, seed: int):
+    def __init__(self, dut, array: ArrayModel, *, seed: int, config: Config = CONFIG):
         self.mends: Counter[int] = Counter()
         self.most_lines = self.most_operations = 0
-        super().__init__(dut, CONFIG, array, seed=seed, active=0.6)
+        super().__init__(dut, config, array, seed=seed, active=0.6)
         cocotb.start_soon(self._watch())
 
     def _mend(self, one) -> None:
@@ -54,9 +57,41 @@ class Bench(WalkBench):
             self.most_operations = max(self.most_operations, self.drives.outstanding)
 
 
-async def filled(dut) -> Bench:
+class SectorBench(Bench):
+    """Rows whose first block is written in part: they are filled with what it holds, and launched
+    once more as the host's data has come."""
+
+    def __init__(self, dut, array: ArrayModel, *, seed: int):
+        self.unfilled: set[int] = set()
+        super().__init__(dut, array, seed=seed, config=SECTORS)
+        StreamSink(dut, "filled", active=0.6, callback=self._filled)
+
+    def _row(self, slot: int) -> int:
+        row = self.slots.get(slot)
+        if row is None or row.row not in self.unfilled:
+            return super()._row(slot)
+        return self._pack_row(
+            kind=RowKind.RECOVER,
+            fills=1,
+            fua=row.fua,
+            array=sequencer_bench.ARRAY,
+            base=row.base,
+            shift=row.shift,
+            row=row.row,
+            joined=sum(1 << index for index in row.joined),
+        )
+
+    def _filled(self, slot: int) -> None:
+        row = self.slots[slot]
+        self.unfilled.remove(row.row)
+        ((_, _, line),) = row.strips.values()
+        self.lines.write(line, row.blocks[0])
+        self.launch.send(slot)
+
+
+async def filled(dut, kind: type[Bench] = Bench) -> Bench:
     """Rows with contents; from then on drives are slow, so that many rows are on their way."""
-    bench = Bench(dut, ARRAYS[os.environ["ARRAY"]], seed=int(os.environ["SEED"]))
+    bench = kind(dut, ARRAYS[os.environ["ARRAY"]], seed=int(os.environ["SEED"]))
     await bench.fill(rows=30, span=SPAN)
     assert bench.most_lines <= SHARE
     bench.drives.latency = 400
@@ -117,18 +152,34 @@ async def counts_operations_of_copies(dut):
     bench.check_drives()
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def counts_rows_that_were_filled(dut):
+    """A block written in part is read in place, for which its row has nothing. Then the row is
+    planned anew, and what it needs as a write is within the share."""
+    bench = await filled(dut, SectorBench)
+    for row in some_rows(SPAN):
+        bench.unfilled.add(row)
+        await bench.begin(row, joined=[0])
+    await bench.settle()
+    assert not bench.unfilled, "rows that were never filled"
+    assert SHARE - CONFIG.ports < bench.most_lines <= SHARE, bench.most_lines
+    bench.check_drives()
+
+
 TESTS = {
     "random_rows_are_right": "raid6",
     "asks_once": "raid6",
     "counts_operations_of_walks": "raid6",
     "counts_operations_of_copies": "mirrors",
+    "counts_rows_that_were_filled": "raid6",
 }
 
 
 def run(testcase: str, kind: type[Sequencer] = Sequencer) -> None:
+    sectors = testcase == "counts_rows_that_were_filled"
     simulate(
-        kind(config=CONFIG),
-        name=f"shared_{kind.__name__}",
+        kind(config=SECTORS if sectors else CONFIG),
+        name=f"shared_{kind.__name__}{'_sectors' * sectors}",
         module=__name__,
         testcase=testcase,
         parameters={"ARRAY": TESTS[testcase]},
