@@ -572,6 +572,47 @@ async def what_is_lost_later_is_told_later(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def what_is_lost_as_it_is_told_is_told_too(dut):
+    """A drive restarts again, which counts as a loss in any of the cycles around that in which the
+    host is told of the loss before. The next Flush tells of this one."""
+    host = await begin(dut)
+    array = await host.create(Level.JBOD, 3)
+    volume = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=0, blocks=4)
+
+    async def refuse(slot: int) -> None:
+        await begins(host, slot, volume)
+        dut.blamed.value, dut.blame__volume.value, dut.blame__blames.value = 8, volume, 1
+        dut.blame__slot.value = slot
+        await RisingEdge(dut.clk)
+        dut.blamed.value = dut.blame__blames.value = 0
+        await ClockCycles(dut.clk, 2)
+
+    await restart(dut, 3)
+    judged = 0
+    while not sample(dut.arrays__indebted):
+        await RisingEdge(dut.clk)
+        judged += 1
+        assert judged < 1000, "no verdict"
+    await host.rest()
+    before = after = 0
+    for wait in range(max(0, judged - 40), judged + 10):
+        await refuse(1)
+        again = cocotb.start_soon(restart(dut, 3))
+        await ClockCycles(dut.clk, wait)
+        told = cocotb.start_soon(ends(host, 1))
+        news = 0
+        while not told.done():
+            news += bool(sample(dut.tellings__told))
+            await RisingEdge(dut.clk)
+        await again
+        await host.rest()
+        # Nothing is told if more has been lost by then.
+        before, after = before + (not news), after + (news != 0)
+        assert sample(dut.arrays__indebted) == 1 << volume, f"{wait}: the second loss is forgotten"
+    assert before and after, f"told {after} times, in vain {before} times"
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def what_is_not_heard_is_told_again(dut):
     """The entry that tells a volume lies in a completion queue. If the queue goes before the host
     has taken the entry, the volume is indebted again; if it goes after that, it is not."""
