@@ -10,9 +10,9 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.pcie.pcie_bench import CONFIG, PAGE_BYTES, SHIM, Bench, run_endpoint
 from cocotb_tests.pcie.pcie_host import DRAIN_CYCLES
-from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import sample, wait_until
-from hdl.pcie.ordering import ReadCredits, SequenceNumbers, WritesAhead
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import sample, start, wait_until
+from hdl.pcie.ordering import GIVEN_UP, ReadCredits, SequenceNumbers, WritesAhead
 from hdl.pcie.tlp import CREDITS_MOST
 
 LIMIT = {"timeout_time": 4, "timeout_unit": "ms"}
@@ -354,6 +354,39 @@ async def reads_have_credits(dut):
     order.check(order.letters, order.written)
 
 
+@cocotb.test(**LIMIT)
+async def one_write_at_the_edge_is_not_gone(dut):
+    """Of some writes all but the last have been taken, and may have been dropped, as bus mastering
+    goes off. They are given up; the one that is still offered stays until it has been taken."""
+    for name in ("sent", "unfinished", "offered", "taken", "valid", "returned"):
+        getattr(dut, name).value = 0
+    dut.bus_master.value = 1
+    await start(dut)
+    for count in range(1, 5):
+        dut.sent.value = dut.offered.value = dut.taken.value = 1
+        for number in range(count):
+            if number == count - 1:
+                dut.taken.value = 0
+            await RisingEdge(dut.clk)
+            dut.unfinished.value = 1
+            if number == count - 1:
+                dut.sent.value = 0
+        dut.bus_master.value = 0
+        for _ in range(2):
+            await ClockCycles(dut.clk, GIVEN_UP + 8)
+            assert sample(dut.ahead) == 1, f"{sample(dut.ahead)} of {count} are on their way"
+            assert sample(dut.stuck)
+        dut.taken.value = 1
+        await RisingEdge(dut.clk)
+        dut.taken.value = dut.offered.value = dut.unfinished.value = 0
+        await ClockCycles(dut.clk, GIVEN_UP - 8)
+        assert sample(dut.ahead) == 1, "given up too early"
+        await ClockCycles(dut.clk, 16)
+        assert sample(dut.ahead) == 0 and not sample(dut.stuck)
+        dut.bus_master.value = 1
+        await ClockCycles(dut.clk, 4)
+
+
 @pytest.mark.parametrize(
     "width",
     [pytest.param(64, marks=pytest.mark.slow), 256, pytest.param(512, marks=pytest.mark.slow)],
@@ -372,6 +405,15 @@ def test_order(width):
         ],
         module=__name__,
         width=width,
+    )
+
+
+def test_sequence_numbers():
+    simulate(
+        SequenceNumbers(),
+        name="sequence_numbers",
+        module=__name__,
+        testcase="one_write_at_the_edge_is_not_gone",
     )
 
 
