@@ -152,6 +152,44 @@ async def what_is_cached_is_stored(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_first_write_counts(dut):
+    """The volatile write cache goes off and on. The first write after that is waited for as any
+    other, when it goes off again while that write is the only one inside."""
+    host = await bench(dut)
+    pair = await host.create_pair(1, 32)
+    admin = host.queues[0]
+
+    async def write() -> int:
+        block = host.random.randrange(4000)
+        entry = nvme.read_write(nvme.WRITE, 1, block, 1)
+        identifier = host.place(pair, **entry, prp1=host.page())
+        await host.ring(pair)
+        await ClockCycles(dut.clk, 1500)
+        return identifier
+
+    for _ in range(2):
+        await put(host, 6, 0)
+        through = await write()
+        assert host.commands[-1].fua
+        await host.result(pair, through)
+        await put(host, 6, 1)
+        host.hold = True
+        cached = await write()
+        assert not host.commands[-1].fua
+        begun = host.cache_flushes
+        off = host.place(admin, opcode=nvme.SET_FEATURES, dwords=(6, 0))
+        await host.ring(admin)
+        await ClockCycles(dut.clk, 1000)
+        assert host.cache_flushes == begun, "flushed before the write had ended"
+        host.hold = False
+        assert (await host.result(pair, cached)).code == nvme.SUCCESS
+        assert (await host.result(admin, off)).code == nvme.SUCCESS
+        assert host.cache_flushes == begun + 1
+        await put(host, 6, 1)
+    await host.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def a_cache_that_goes_off_waits_for_writes_only(dut):
     """What writes nothing is inside a drive that hangs as the volatile write cache goes off."""
     host = await bench(dut)
