@@ -71,6 +71,8 @@ class Bench:
         """Arrays whose volumes have been deleted."""
         self.hung: set[int] = set()
         self.due: deque[int] = deque()
+        self.paused = False
+        """The test itself ends commands."""
         dut.exists.value = sum(1 << array for array in self.exists)
         dut.ended__valid.value = 0
         dut.volume_read__data.value = 0
@@ -132,6 +134,8 @@ class Bench:
         dut = self.dut
         while True:
             await RisingEdge(dut.clk)
+            if self.paused:
+                continue
             dut.ended__valid.value = 0
             if self.due and self.random.random() < 0.1:
                 slot = self.due.popleft()
@@ -253,6 +257,53 @@ async def alone(dut):
     bench.hung.clear()
     bench.due.extend(slot for slot, (array, _) in bench.inside.items() if array == 0)
     await wait_until(dut, bench.rests, cycles=20_000, what="the end")
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def slots_are_used_again_at_once(dut):
+    """Many commands of a single array end one after the other, and their slots are other commands'
+    at once. These count as well when another array comes."""
+    bench = Bench(dut)
+    bench.exists = {0}
+    bench.hung.add(0)
+    dut.exists.value = 1
+    await start(dut)
+    count = 16
+    for _ in range(count):
+        bench.send(0)
+    await wait_until(dut, lambda: not bench.sent[0], cycles=4000, what="commands of one array")
+    for _ in range(100):
+        await RisingEdge(dut.clk)
+    assert not sample(dut.busy)
+    bench.paused = True
+    slots = list(bench.inside)
+    for slot in slots:
+        array, counts = bench.inside.pop(slot)
+        bench.has[array] -= counts
+        dut.ended__valid.value, dut.ended__payload.value = 1, slot
+        await RisingEdge(dut.clk)
+    dut.ended__valid.value = 0
+    bench.paused = False
+    for slot in reversed(slots):
+        bench.sent[0].append((slot, 8))
+        bench._give(slot, 0, HostOpcode.WRITE, 8)
+    await wait_until(dut, lambda: not bench.sent[0], cycles=4000, what="the slots' next commands")
+    assert bench.has[0] == 8 * count > TOTAL
+    for _ in range(100):
+        await RisingEdge(dut.clk)
+    bench.exists = {0, 1}
+    dut.exists.value = 3
+    for _ in range(4):
+        await RisingEdge(dut.clk)
+    bench.send(0)
+    for _ in range(200):
+        await RisingEdge(dut.clk)
+    assert bench.sent[0], "what a slot's next command has is not counted"
+    bench.hung.clear()
+    # Those that came last end first.
+    bench.due.extend(reversed(bench.inside))
+    await wait_until(dut, bench.rests, cycles=20_000, what="the end")
+    await wait_until(dut, lambda: not sample(dut.busy), cycles=100, what="rest")
 
 
 LINES = 116
@@ -567,7 +618,9 @@ def test_mending():
     )
 
 
-@pytest.mark.parametrize("testcase", ["shares_out", "hangs", "volume_goes", "alone"])
+@pytest.mark.parametrize(
+    "testcase", ["shares_out", "hangs", "volume_goes", "alone", "slots_are_used_again_at_once"]
+)
 def test_command_shares(testcase):
     run(testcase)
 
