@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 STOPPED = -1
 """The queue has gone before the command ended, by a deletion or a reset of the controller."""
 
-MEMORY_BYTES = 64 << 20
+MEMORY_BYTES = 1 << 30
+"""Of the host. Each command slot may have the longest transfer. What nobody touches costs nothing.
+"""
+
 GUARD = b"\xa5"
 WATCH_NS = 500_000
 
