@@ -176,7 +176,7 @@ async def create_array(
 async def delete_array(nvme: Nvme, array: int) -> None:
     """Deletes an array that has no volumes and no job (`sw.driver.background.stop_job`).
 
-    A new array has a job, which makes its rows consistent.
+    A new array with redundancy has a job, which makes its rows consistent.
     """
     command = Command(DELETE_ARRAY, dwords=(number("array", array, 8),))
     await nvme.admin(command, f"delete array {array}")
