@@ -23,7 +23,7 @@ from amaranth.lib import wiring
 
 from hdl.config import TIME_BITS, Config
 from sim.native.build import build_controller
-from sim.native.parameters import DriveParameters, Expander, Hdd, Ideal, LinkParameters, Ssd
+from sim.native.parameters import DriveParameters, Expander, Ideal, LinkParameters
 
 DEFAULT_MEMORY_BYTES = 64 << 20
 EVENTS_AT_ONCE = 256
@@ -172,7 +172,7 @@ def field_array(library: ctypes.CDLL, group: str, parameters: object) -> list[in
     """
     names = field_names(library, group)
     has = {field.name for field in fields(parameters)} | {"kind"}  # type: ignore[arg-type]
-    others = {field.name for kind in (Ideal, Hdd, Ssd) for field in fields(kind)}
+    others = {field.name for kind in DriveParameters.__subclasses__() for field in fields(kind)}
     others = others if "kind" in names else set()
     if unknown := (has - {"kind", *names}) | ({*names} - has - others):
         who = type(parameters).__name__
@@ -317,7 +317,10 @@ class Harness:
         if self._handle is not None:
             self._library.striata_destroy(self._handle)
             self._handle = None
-        self._anchor = None
+            # Otherwise it goes with the last that refers to it, in a campaign many runs later.
+            self._anchor = None
+            self.memory.release()
+            self._map.close()
 
     def _raise_error(self) -> NoReturn:
         raise HarnessError(self._library.striata_error(self._handle).decode())
