@@ -2,13 +2,11 @@
 
 import argparse
 import os
-import tempfile
 
 import pytest
 
 from cocotb_tests.runner import RUN_MARK
-from sim.cli import seed
-from sim.verilog import BUILD
+from sim.cli import check_checkout, seed
 
 MOST_RUNS = 20
 """Runs that are listed one by one."""
@@ -22,11 +20,9 @@ def pytest_configure() -> None:
         except argparse.ArgumentTypeError as error:
             raise pytest.UsageError(f"SEED {error}") from None
     try:
-        BUILD.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=BUILD):
-            pass
+        check_checkout()
     except OSError as error:
-        raise pytest.UsageError(f"nothing can be built in this checkout: {error}") from None
+        raise pytest.UsageError(f"{error.strerror}: {error.filename}") from None
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -5,12 +5,15 @@ import errno
 import multiprocessing
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import NoReturn
 
 from rich.console import Console
+
+from sim.verilog import BUILD, ROOT
 
 BAD_ARGUMENTS = 2
 INTERRUPTED = 128 + signal.SIGINT
@@ -46,6 +49,22 @@ def seed(text: str) -> int:
     return int(text)
 
 
+def check_checkout() -> None:
+    """Raises `OSError` if nothing can be built in this checkout, with what is wrong."""
+    if any(character.isspace() for character in str(ROOT)):
+        # make and the simulators' makefiles divide names at spaces.
+        told = "the checkout must lie in a directory without spaces in its name"
+        raise OSError(errno.EACCES, told, str(ROOT))
+    try:
+        BUILD.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=BUILD):
+            pass
+    except OSError as error:
+        raise OSError(
+            error.errno, f"nothing can be built in this checkout ({error.strerror})", str(BUILD)
+        ) from None
+
+
 def terminal() -> Console:
     """The console for tables. It is as wide as the terminal, or in a file as wide as the tables
     need."""
@@ -54,8 +73,10 @@ def terminal() -> Console:
 
 def program(name: str, main: Callable[[], int]) -> int:
     """The exit status of ``main``. An interruption, or a file that cannot be written, is reported
-    in one line."""
+    in one line. So is a checkout in which nothing can be built, before ``main`` begins."""
     try:
+        if not {"-h", "--help"} & set(sys.argv):
+            check_checkout()
         return main()
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)

@@ -5,13 +5,12 @@ reads a memory without a clock, or makes a large memory of flip-flops. What has 
 was built is not built again, and its row says so.
 """
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
 
 from hdl.config import small
-from sim.cli import program
+from sim.cli import Parser, program
 from sim.verilog import BUILD, write_atomically
 from synth.blocks import BLOCKS
 from synth.flow import Result, synthesise
@@ -22,7 +21,7 @@ ROW = "{:<12} {:>7} {:>7} {:>5} {:>5} {:>9} {:>7} {}"
 
 def main() -> int:
     """Returns the number of blocks that failed."""
-    parser = argparse.ArgumentParser(prog="python -m synth", description=__doc__)
+    parser = Parser(prog="synth", description=__doc__)
     parser.add_argument("blocks", metavar="BLOCK", nargs="*", help="default: all")
     parser.add_argument(
         "--fresh", action="store_true", help="run the tools even where results are kept in build/"

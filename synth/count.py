@@ -6,11 +6,13 @@ Sizes are those of `hdl.config.small` but for the ones that are named. Prints ce
 """
 
 import argparse
+import sys
 import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 
 from hdl.config import Config, small
+from sim.cli import Parser, program
 from sim.verilog import to_rtlil
 from synth.blocks import BLOCKS
 from synth.flow import Enclosure, cells_of
@@ -29,7 +31,8 @@ def _size(text: str) -> tuple[str, int | bool]:
     name, _, value = text.partition("=")
     kinds = {field.name: field.type for field in fields(Config)}
     if name not in kinds:
-        raise argparse.ArgumentTypeError(f"no size is called {name}; there are {sorted(kinds)}")
+        known = ", ".join(sorted(kinds))
+        raise argparse.ArgumentTypeError(f"no size is called {name}; there are {known}")
     try:
         number = int(value, 0)
     except ValueError:
@@ -46,10 +49,12 @@ def count(block: str, config: Config) -> dict[str, int]:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m synth.count", description=__doc__)
-    parser.add_argument("block", choices=BLOCKS)
+    parser = Parser(prog="count", description=__doc__)
+    parser.add_argument("block", metavar="BLOCK", help=f"one of {', '.join(BLOCKS)}")
     parser.add_argument("sizes", metavar="NAME=VALUE", nargs="*", type=_size)
     arguments = parser.parse_args()
+    if arguments.block not in BLOCKS:
+        parser.error(f"no block is called {arguments.block}; there are {', '.join(BLOCKS)}")
     try:
         config = replace(small(), **dict(arguments.sizes))
     except ValueError as error:
@@ -60,4 +65,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(program("count", main))

@@ -102,3 +102,4 @@ echo "creating .venv"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
     -r requirements.txt
 echo "$wanted" > $stamp
+echo "setup: done"

@@ -1,6 +1,7 @@
 """docs/testplan.toml and the tests agree: each feature has tests, each test it names exists."""
 
 import ast
+import re
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,7 @@ from sim.formal.registry import registered
 from sim.verilog import ROOT
 
 PLAN = ROOT / "docs" / "testplan.toml"
+PAGE = ROOT / "docs" / "verification.md"
 
 
 def problems(plan: dict, root: Path = ROOT) -> list[str]:
@@ -76,6 +78,28 @@ def test_every_test_file_and_proof_serves_a_feature():
     files = {path.stem for path in (ROOT / "cocotb_tests").rglob("test_*.py")}
     found = unnamed(plan, files, set(registered()))
     assert not found, "; ".join(found)
+
+
+def unlisted(page: str, files: set[str]) -> list[str]:
+    """Test files that the table *Files* of ``page`` does not have, or that it has in vain."""
+    table = page.partition("\n## Files\n")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`(test_\w+)`", table))
+    return [f"add {file} to the table" for file in sorted(files - listed)] + [
+        f"there is no {file}.py" for file in sorted(listed - files)
+    ]
+
+
+def test_every_test_file_is_listed():
+    files = {path.stem for path in (ROOT / "cocotb_tests").rglob("test_*.py")}
+    found = unlisted(PAGE.read_text(), files)
+    assert not found, "docs/verification.md, Files: " + "; ".join(found)
+
+
+def test_what_is_not_listed_is_named():
+    page = "`test_x`\n## Files\n| `test_a`, `test_b` | c |\n\n## Next\n`test_y`\n"
+    assert unlisted(page, {"test_a", "test_b"}) == []
+    found = unlisted(page, {"test_a", "test_y"})
+    assert found == ["add test_y to the table", "there is no test_b.py"]
 
 
 def test_what_serves_no_feature_is_named():

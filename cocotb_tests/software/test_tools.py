@@ -227,6 +227,22 @@ def test_files_that_cannot_be_written(capsys, kind):
     assert re.fullmatch(r"bench: \[Errno \d+\] .*\n", capsys.readouterr().err)
 
 
+def test_checkout_in_which_nothing_can_be_built(monkeypatch, capsys, tmp_path):
+    """Said before anything is run."""
+
+    def main() -> int:
+        raise AssertionError("it has run")
+
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setattr("sim.cli.BUILD", file / "build")
+    assert program("bench", main) == 2
+    assert re.fullmatch(r"bench: .*nothing can be built in this.*\n", capsys.readouterr().err)
+    monkeypatch.setattr("sim.cli.ROOT", tmp_path / "a b")
+    assert program("bench", main) == 2
+    assert re.fullmatch(r"bench: .*without spaces.*\n", capsys.readouterr().err)
+
+
 # Ctrl-C
 
 

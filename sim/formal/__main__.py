@@ -1,16 +1,15 @@
 """``python -m sim.formal [--mutants] [--list] [NAME ...]``: run registered proofs."""
 
-import argparse
 import sys
 
-from sim.cli import program
+from sim.cli import Parser, program
 from sim.formal.registry import registered
 from sim.formal.runner import ProofError
 
 
 def main() -> int:
     """Returns the number of proofs that failed."""
-    parser = argparse.ArgumentParser(prog="python -m sim.formal", description=__doc__)
+    parser = Parser(prog="formal", description=__doc__)
     parser.add_argument("names", metavar="NAME", nargs="*", help="proofs to run; default: all")
     parser.add_argument("--mutants", action="store_true", help="check that planted bugs are found")
     parser.add_argument("--list", action="store_true", help="only list the proofs")

@@ -8,10 +8,11 @@ first 10 % of the LBA range, random on the next 25 %, the best over the outstand
 which a drive port carries at most 32). 1 MB is 2**20 bytes.
 """
 
-import argparse
 import math
+import sys
 from dataclasses import dataclass
 
+from sim.cli import Parser, program
 from sim.native.models import Load, run_load
 from sim.native.parameters import SECOND, DriveParameters, Hdd
 from sim.native.presets import PRESETS
@@ -133,21 +134,24 @@ def table(drives: dict[str, DriveParameters]) -> bool:
     return good
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Fit the drive presets.")
+def main() -> int:
+    """The command line. Returns the exit status."""
+    parser = Parser(prog="fit", description="Fit the drive presets.")
     parser.add_argument("--search", action="store_true", help="search for better parameters")
     parser.add_argument("drives", nargs="*", help=f"of {', '.join(PRESETS)}")
     arguments = parser.parse_args()
     unknown = set(arguments.drives) - set(PRESETS)
     if unknown:
-        parser.error(f"unknown drive {', '.join(sorted(unknown))}")
+        names, known = ", ".join(sorted(unknown)), ", ".join(PRESETS)
+        parser.error(f"no drive is called {names}; there are {known}")
     drives = {name: PRESETS[name] for name in arguments.drives or PRESETS}
     if arguments.search:
         drives = {name: search(drive, name) for name, drive in drives.items()}
-    if not table(drives):
-        raise SystemExit(f"an error is above {TOLERANCE_PERCENT} %")
+    if table(drives):
+        return 0
+    print(f"fit: an error is above {TOLERANCE_PERCENT} %", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(program("fit", main))
