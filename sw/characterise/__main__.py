@@ -97,7 +97,7 @@ def main() -> int:
     begin = time.monotonic()
     build_models()
     for ports in sorted({max(point.drives, 8) for point in work}):
-        console.print(f"building the {ports}-port controller (cached by content)")
+        console.print(f"building the {ports}-port controller (minutes, the first time)")
         build_controller(board(ports))
     records = _run(console, work, arguments.jobs)
     if records:
