@@ -1,8 +1,9 @@
 """``python -m synth [BLOCK ...]``: area and clock frequency of blocks of `hdl.config.small`.
 
 Prints a table, writes build/synth.json. Fails when a block is slower than the target, does not fit,
-reads a memory without a clock, or makes a large memory of flip-flops. What has not changed since it
-was built is not built again, and its row says so.
+reads a memory without a clock, or makes a large memory of flip-flops. The placement is tried with
+several seeds, until the target is reached. What has not changed since it was built is not built
+again, and its row says so.
 """
 
 import json
@@ -13,7 +14,7 @@ from hdl.config import small
 from sim.cli import Parser, program
 from sim.verilog import BUILD, write_atomically
 from synth.blocks import BLOCKS
-from synth.flow import Result, synthesise
+from synth.flow import SEEDS, Result, synthesise
 from synth.remembered import recall
 
 ROW = "{:<12} {:>7} {:>7} {:>5} {:>5} {:>9} {:>7} {}"
@@ -49,7 +50,10 @@ def main() -> int:
                 result.multipliers,
                 f"{result.hertz / 1e6:.1f}",
                 f"{result.seconds:.0f}",
-                "(kept from an earlier run)" if result.kept else "",
+                " ".join(
+                    [f"(seed {result.seed})"] * (result.seed != SEEDS[0])
+                    + ["(kept from an earlier run)"] * result.kept
+                ),
             ).rstrip(),
             flush=True,
         )

@@ -15,7 +15,15 @@ from hdl.kit.disjoint import DISJOINT
 from sim.verilog import FIFO_STORAGE, to_rtlil, to_verilog
 from synth.blocks import BLOCKS, WHOLE
 from synth.count import count, main
-from synth.flow import BLOCK_RAMS, TARGET_HZ, asynchronous_memories, synthesise
+from synth.flow import (
+    BLOCK_RAMS,
+    LOG,
+    STALLED,
+    TARGET_HZ,
+    asynchronous_memories,
+    stalls,
+    synthesise,
+)
 
 WIDTH = 36
 
@@ -152,6 +160,55 @@ def test_slow_block():
     result = synthesise("slow", Slow())
     assert 0 < result.hertz < TARGET_HZ
     assert result.faults == [f"{result.hertz / 1e6:.1f} MHz is less than {TARGET_HZ / 1e6:g} MHz"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "hertz", "seed", "fault"),
+    [
+        ([(0.0, "no way"), (81e6, "")], 81e6, 2, ""),
+        ([(78e6, "late"), (0.0, "no way"), (79e6, "late")], 79e6, 3, "79.0 MHz is less than"),
+        ([(0.0, "no way"), (0.0, "other"), (0.0, "other")], 0.0, 1, "not placed and routed"),
+    ],
+)
+def test_seeds_are_tried(monkeypatch, runs, hertz, seed, fault):
+    """Another placement may be routed, or faster. The first that is fast enough is taken."""
+    asked = []
+
+    def place_and_route(_, seed: int) -> tuple[float, str]:
+        asked.append(seed)
+        return runs[seed - 1]
+
+    monkeypatch.setattr("synth.flow._place_and_route", place_and_route)
+    result = synthesise(f"seeds{seed}", Table(depth=16), fresh=True)
+    assert asked == list(range(1, len(runs) + 1))
+    assert (result.hertz, result.seed) == (hertz, seed)
+    assert [one.startswith(fault) for one in result.faults] == [True] * bool(fault)
+
+
+def test_router_that_makes_no_way(tmp_path):
+    """It is given up after some iterations without fewer wires that are used twice."""
+
+    def log(counts: list[int]) -> str:
+        lines = [
+            f"Info:     iter={number} wires=9 overused={count} overuse={count} archfail=NA\n"
+            for number, count in enumerate(counts, start=1)
+        ]
+        (tmp_path / LOG).write_text("".join(lines))
+        return stalls(tmp_path)
+
+    assert not stalls(tmp_path), "before there is a log"
+    falls = list(range(3000, 1500, -100))
+    assert not log(falls)
+    assert not log([*falls, *range(1700, 1700 + STALLED - 1)])
+    assert "1600 wires" in log([*falls, *range(1700, 1700 + STALLED)])
+    assert not log([*falls, *range(1700, 1700 + STALLED - 1), 1599])
+
+
+def test_router_that_is_given_up_ends(monkeypatch):
+    monkeypatch.setattr("synth.flow.LOOK_S", 0.1)
+    monkeypatch.setattr("synth.flow.stalls", lambda _: "nothing moves")
+    result = synthesise("given_up", Table(depth=64), fresh=True)
+    assert result.faults == ["not placed and routed: ERROR: nothing moves"]
 
 
 def test_memory_of_registers():
