@@ -420,7 +420,7 @@ class TakesAnyone(Lifetimes):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += self.belongs.eq(self.there)
+        m.d.comb += self.read.belongs.eq(self.read.there)
         return m
 
 
@@ -429,7 +429,7 @@ class ForgetsWhoIsTold(Lifetimes):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += self.late.eq(0)
+        m.d.comb += self.read.late.eq(0)
         return m
 
 

@@ -583,8 +583,8 @@ class HoldsAll(PageGenerator):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        with m.If(self.showing):
-            m.d.comb += self.hold.eq(1)
+        with m.If(self.log.showing):
+            m.d.comb += self.log.hold.eq(1)
         return m
 
 

@@ -148,7 +148,7 @@ class Countless(Names):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += self.name[3].eq(0)
+        m.d.comb += self.read.name[3].eq(0)
         return m
 
 
@@ -157,7 +157,7 @@ class Timeless(Names):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += self.name[0].eq(big_endian(self.identity[32:]))
+        m.d.comb += self.read.name[0].eq(big_endian(self.identity[32:]))
         return m
 
 
@@ -166,7 +166,7 @@ class Restless(Names):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += self.name[0].eq(big_endian(self.identity[32:] ^ self.nonce[:32][::-1]))
+        m.d.comb += self.read.name[0].eq(big_endian(self.identity[32:] ^ self.nonce[:32][::-1]))
         return m
 
 
