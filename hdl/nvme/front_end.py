@@ -660,8 +660,8 @@ class NvmeFrontEnd(wiring.Component):
         warning = Cat(Const(0, 1), too_warm, degraded, Const(0, 2))
         m.d.comb += [
             self._health.conditions.eq(Cat(Const(1, 1), self._slots.active, warm, hot)),
-            pages.temperature.eq(kelvin),
-            pages.warning.eq(warning),
+            pages.health.temperature.eq(kelvin),
+            pages.health.warning.eq(warning),
             admin.warning.eq(warning),
         ]
 

@@ -1,13 +1,13 @@
 """What the pages can tell: all that the tables of their fields name as sources."""
 
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS, Config
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import WIDTH_BITS, geometry
 from hdl.flow.table_read import port_use, volume
-from hdl.nvme.admin.names import CHUNKS
+from hdl.nvme.admin.names import NameRead
 from hdl.nvme.pages.layout import WORD_BYTES
 from hdl.nvme.records import PageKind
 
@@ -20,7 +20,104 @@ WARNING_BITS = 5
 """Bits of Critical Warning."""
 
 
+def drive_state() -> data.StructLayout:
+    """A drive is ``present``. It has ``failed``. It is ``stale``: it is being rebuilt, and has not
+    failed."""
+    return data.StructLayout({"present": 1, "failed": 1, "stale": 1})
+
+
+def member_facts(config: Config) -> data.StructLayout:
+    """What is known of a member of an array, if it ``exists``: its drive port, and its drive."""
+    return data.StructLayout({"exists": 1, "port": config.port_bits, "drive": drive_state()})
+
+
+def array_facts(config: Config) -> data.StructLayout:
+    """What is known of an array.
+
+    Fields
+    ------
+    geometry
+        As in the table.
+    missing
+        How many members have failed, of those in the words before.
+    state
+        Its state; always OPTIMAL without `Config.background`.
+    unsynced
+        It is not in sync.
+    assumed
+        It is only assumed to be in sync.
+    """
+    return data.StructLayout(
+        {
+            "geometry": geometry(config),
+            "missing": WIDTH_BITS,
+            "state": ArrayState,
+            "unsynced": 1,
+            "assumed": 1,
+        }
+    )
+
+
+def volume_facts(config: Config) -> data.StructLayout:
+    """What is known of a volume and its namespace.
+
+    Fields
+    ------
+    range
+        Of its array, as in the table.
+    active
+        The volume exists, and its namespace is attached.
+    changed
+        The namespace has changed.
+    sectors
+        Its logical blocks are sectors of 512 bytes; 0 without `Config.sector_emulation`.
+    coarse
+        With ``sectors``: the physical sectors have 4096 bytes.
+    """
+    return data.StructLayout(
+        {"range": volume(config), "active": 1, "changed": 1, "sectors": 1, "coarse": 1}
+    )
+
+
+def drive_facts(config: Config) -> data.StructLayout:
+    """What is known of a drive port and its drive.
+
+    Fields
+    ------
+    use
+        What the port is used for.
+    capacity
+        Blocks of the drive.
+    state
+        Of the drive.
+    emulated
+        The drive emulates sectors of 512 bytes; 0 without `Config.sector_emulation`.
+    """
+    return data.StructLayout(
+        {
+            "use": port_use(config),
+            "capacity": BLOCK_NUMBER_BITS,
+            "state": drive_state(),
+            "emulated": 1,
+        }
+    )
+
+
+def space_facts(config: Config) -> data.StructLayout:
+    """``total``: blocks of all arrays. ``free``: of these, blocks that no volume has. Both are 0
+    without `Config.report_capacity`."""
+    bits = BLOCK_NUMBER_BITS + config.array_bits
+    return data.StructLayout({"total": bits, "free": bits})
+
+
+def health_facts() -> data.StructLayout:
+    """What the SMART log says of the moment: Critical Warning, and Composite Temperature in
+    kelvins."""
+    return data.StructLayout({"warning": WARNING_BITS, "temperature": 16})
+
+
 class Facts(wiring.Signature):
+
     """What is known of the word that is looked at, seen from the one that knows it.
 
     Parameters
@@ -47,68 +144,24 @@ class Facts(wiring.Signature):
     report
         The word in the logs of background work (`hdl.flow.report`); 0 without
         `Config.background`.
-    chunk
-        Answered by the reader: the quarter of the identity that ``digits`` has to be of.
-    digits
-        The digits of a quarter of the identity, as text (`hdl.nvme.admin.names.Names`).
-    name
-        Words of the name of volume ``number``, as of `hdl.nvme.admin.names.Names`.
-    shape
+    names
+        What names the card, and volume ``number``.
+    array
         Array ``number``.
-    is_member
-        The word is that of a member of the array.
-    member_port
-        The drive port of the member.
-    member_failed
-        Its drive has failed.
-    member_present
-        Its drive is there.
-    member_stale
-        Its drive is being rebuilt, and has not failed.
-    missing
-        How many members of the array have failed, of those in the words before.
-    array_state
-        State of array ``number``; always OPTIMAL without `Config.background`.
-    array_unsynced
-        The array is not in sync.
-    array_assumed
-        The array is only assumed to be in sync.
+    member
+        The member of the array that the word is of.
     volume
         Volume ``number``.
-    active
-        The volume exists, and its namespace is attached.
-    changed
-        The namespace of the volume has changed.
-    sectors
-        The logical blocks of the volume are sectors of 512 bytes; 0 without
-        `Config.sector_emulation`.
-    coarse
-        Of such a volume: the physical sectors have 4096 bytes.
-    port
-        What drive port ``number`` is used for.
-    capacity
-        Blocks of the drive.
-    drive_present
-        The drive is there.
-    drive_failed
-        The drive has failed.
-    drive_stale
-        The drive is being rebuilt, and has not failed.
-    drive_emulated
-        The drive emulates sectors of 512 bytes; 0 without `Config.sector_emulation`.
-    total
-        Blocks of all arrays; 0 without `Config.report_capacity`.
-    free
-        Of these, blocks that no volume has.
-    warning
-        Critical Warning.
-    temperature
-        Composite Temperature, in kelvins.
+    drive
+        Drive port ``number``.
+    space
+        What the arrays offer.
+    health
+        Of the moment.
     """
 
     def __init__(self, config: Config):
         self.config = config
-        capacity_bits = BLOCK_NUMBER_BITS + config.array_bits
         super().__init__(
             {
                 "kind": Out(PageKind),
@@ -119,33 +172,12 @@ class Facts(wiring.Signature):
                 "image": Out(32),
                 "log": Out(32),
                 "report": Out(32),
-                "chunk": In(range(CHUNKS)),
-                "digits": Out(32),
-                "name": Out(32).array(4),
-                "shape": Out(geometry(config)),
-                "is_member": Out(1),
-                "member_port": Out(config.port_bits),
-                "member_failed": Out(1),
-                "member_present": Out(1),
-                "member_stale": Out(1),
-                "missing": Out(WIDTH_BITS),
-                "array_state": Out(ArrayState),
-                "array_unsynced": Out(1),
-                "array_assumed": Out(1),
-                "volume": Out(volume(config)),
-                "active": Out(1),
-                "changed": Out(1),
-                "sectors": Out(1),
-                "coarse": Out(1),
-                "port": Out(port_use(config)),
-                "capacity": Out(BLOCK_NUMBER_BITS),
-                "drive_present": Out(1),
-                "drive_failed": Out(1),
-                "drive_stale": Out(1),
-                "drive_emulated": Out(1),
-                "total": Out(capacity_bits),
-                "free": Out(capacity_bits),
-                "warning": Out(WARNING_BITS),
-                "temperature": Out(16),
+                "names": In(NameRead(config)),
+                "array": Out(array_facts(config)),
+                "member": Out(member_facts(config)),
+                "volume": Out(volume_facts(config)),
+                "drive": Out(drive_facts(config)),
+                "space": Out(space_facts(config)),
+                "health": Out(health_facts()),
             }
         )

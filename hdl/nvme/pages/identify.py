@@ -96,7 +96,7 @@ def _in_bytes(blocks):
 
 def controller(config: Config, identity: Identity, facts: PureInterface) -> Page:
     """Identify Controller (figure 251)."""
-    digits = [Asked(facts.digits, facts.chunk, chunk) for chunk in range(CHUNKS)]
+    digits = [Asked(facts.names.digits, facts.names.chunk, chunk) for chunk in range(CHUNKS)]
     # ONCS: Verify, Save and Select fields of features, Write Zeroes; Dataset Management, Compare.
     optional = 1 << 7 | 1 << 4 | 1 << 3
     if config.compare_and_deallocate:
@@ -130,8 +130,8 @@ def controller(config: Config, identity: Identity, facts: PureInterface) -> Page
             field("ELPE, less one", 262, 1, config.error_log_entries - 1),
             field("WCTEMP", 266, 2, WARNING_KELVIN),
             field("CCTEMP", 268, 2, CRITICAL_KELVIN),
-            _if(capacity, field("TNVMCAP", 280, 16, _in_bytes(facts.total))),
-            _if(capacity, field("UNVMCAP", 296, 16, _in_bytes(facts.free))),
+            _if(capacity, field("TNVMCAP", 280, 16, _in_bytes(facts.space.total))),
+            _if(capacity, field("UNVMCAP", 296, 16, _in_bytes(facts.space.free))),
             field("SQES", 512, 1, sq_entry),
             field("CQES", 513, 1, cq_entry),
             field("NN", 516, 4, config.volumes),
@@ -149,7 +149,7 @@ def controller(config: Config, identity: Identity, facts: PureInterface) -> Page
 
 def _nguid(byte: int, facts: PureInterface) -> tuple[Field, ...]:
     """The NGUID of volume ``number``, from ``byte`` on (section 7.11)."""
-    high, low, count_high, count_low = facts.name
+    high, low, count_high, count_low = facts.names.name
     return (
         field("NGUID, vendor's extension", byte, 8, (high, low), own=True),
         field("NGUID, OUI", byte + 8, 3, LOCAL_OUI, own=True),
@@ -165,13 +165,14 @@ def namespace(config: Config, facts: PureInterface) -> Page:
     namespaces have in common, which is no size and no name. There is no EUI-64, as its 40 bits
     behind the OUI are too few to be never used twice.
     """
-    volume, emulates = facts.volume, config.sector_emulation
-    size = Mux(facts.sectors, volume.blocks * SECTORS_PER_BLOCK, volume.blocks)
-    features = Mux(facts.coarse, OPTIMAL_SIZES | ATOMIC_SIZES, 0)
+    known, emulates = facts.volume, config.sector_emulation
+    volume = known.range
+    size = Mux(known.sectors, volume.blocks * SECTORS_PER_BLOCK, volume.blocks)
+    features = Mux(known.coarse, OPTIMAL_SIZES | ATOMIC_SIZES, 0)
     # How many sectors a physical one has, less one.
-    physical = Mux(facts.coarse, SECTORS_PER_BLOCK - 1, 0)
+    physical = Mux(known.coarse, SECTORS_PER_BLOCK - 1, 0)
     every = facts.nsid[31]
-    shown = facts.active | (facts.kind == PageKind.ALLOCATED_NAMESPACE)
+    shown = known.active | (facts.kind == PageKind.ALLOCATED_NAMESPACE)
     return Page(
         kinds=(PageKind.NAMESPACE, PageKind.ALLOCATED_NAMESPACE),
         shows=volume.valid & shown & facts.exists & ~every,
@@ -183,7 +184,7 @@ def namespace(config: Config, facts: PureInterface) -> Page:
             field("NUSE", 16, 8, size),
             _if(emulates, field("NSFEAT", 24, 1, features)),
             field("NLBAF, less one", 25, 1, int(emulates)),
-            _if(emulates, field("FLBAS", 26, 1, facts.sectors)),
+            _if(emulates, field("FLBAS", 26, 1, known.sectors)),
             _if(emulates, field("NAWUN", 34, 2, physical)),
             _if(emulates, field("NAWUPF", 36, 2, physical)),
             _if(emulates, field("NABSN", 40, 2, physical)),
@@ -238,7 +239,7 @@ def controllers(facts: PureInterface) -> Page:
     return Page(
         kinds=(PageKind.CONTROLLERS,),
         layout=Layout(
-            field("number of identifiers", 0, 2, facts.active | (facts.nsid == 0)),
+            field("number of identifiers", 0, 2, facts.volume.active | (facts.nsid == 0)),
             field("CNTLID", 2, 2, 0),
             size=PAGE_BYTES,
         ),
@@ -249,11 +250,12 @@ def identify_pages(config: Config, identity: Identity, facts: PureInterface) -> 
     """All pages of Identify."""
     # A list begins behind the namespace that is asked about.
     later = facts.number + 1 > facts.nsid
+    active, allocated = facts.volume.active, facts.volume.range.valid
     return [
         controller(config, identity, facts),
         namespace(config, facts),
         descriptors(facts),
-        namespace_list(PageKind.ACTIVE_NAMESPACES, config, facts, facts.active & later),
-        namespace_list(PageKind.ALLOCATED_NAMESPACES, config, facts, facts.volume.valid & later),
+        namespace_list(PageKind.ACTIVE_NAMESPACES, config, facts, active & later),
+        namespace_list(PageKind.ALLOCATED_NAMESPACES, config, facts, allocated & later),
         controllers(facts),
     ]

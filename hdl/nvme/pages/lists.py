@@ -13,10 +13,10 @@ def member(facts: PureInterface) -> Layout:
     """The word of a member of an array."""
     return Layout(
         # name, byte, bytes or: name, byte, bit, bits; then the source
-        field("drive port", 0, 1, facts.member_port),
-        bits("failed", 1, 0, 1, facts.member_failed),
-        bits("present", 1, 1, 1, facts.member_present),
-        bits("being rebuilt", 1, 2, 1, facts.member_stale),
+        field("drive port", 0, 1, facts.member.port),
+        bits("failed", 1, 0, 1, facts.member.drive.failed),
+        bits("present", 1, 1, 1, facts.member.drive.present),
+        bits("being rebuilt", 1, 2, 1, facts.member.drive.stale),
         bits("is a member", 3, 7, 1, 1),
         size=WORD_BYTES,
     )
@@ -24,8 +24,9 @@ def member(facts: PureInterface) -> Layout:
 
 def arrays(config: Config, facts: PureInterface) -> Page:
     """Page 0: arrays, 256 bytes an entry. Members come first, as those that failed are counted."""
-    shape = facts.shape
-    word = Mux(facts.is_member, member(facts).packed(), Const(0, 32))
+    array = facts.array
+    shape = array.geometry
+    word = Mux(facts.member.exists, member(facts).packed(), Const(0, 32))
     return Page(
         kinds=(PageKind.ARRAYS,),
         numbered=Numbered.FROM_START,
@@ -37,8 +38,8 @@ def arrays(config: Config, facts: PureInterface) -> Page:
             bits("exists", 128, 0, 4, shape.valid),
             bits("level", 128, 4, 4, shape.level),
             bits("parity rotates", 129, 0, 1, shape.rotate),
-            bits("a member is failed", 129, 1, 1, facts.missing != 0),
-            field("failed members", 130, 1, facts.missing),
+            bits("a member is failed", 129, 1, 1, array.missing != 0),
+            field("failed members", 130, 1, array.missing),
             field("array", 131, 1, facts.number[:8]),
             field("width of a span", 132, 1, shape.width),
             field("data strips", 133, 1, shape.data),
@@ -47,9 +48,9 @@ def arrays(config: Config, facts: PureInterface) -> Page:
             field("spans", 136, 1, shape.spans),
             field("log2 of the blocks of a strip", 137, 1, shape.strip_shift),
             bits("rotation", 138, 0, 4, shape.rotation),
-            bits("state", 140, 0, 2, facts.array_state),
-            bits("not in sync", 140, 2, 1, facts.array_unsynced),
-            bits("assumed to be in sync", 140, 3, 1, facts.array_assumed),
+            bits("state", 140, 0, 2, array.state),
+            bits("not in sync", 140, 2, 1, array.unsynced),
+            bits("assumed to be in sync", 140, 3, 1, array.assumed),
             field("rows of a span", 144, 8, shape.rows),
             field("blocks that the array offers", 152, 8, shape.blocks),
             size=256,
@@ -59,7 +60,7 @@ def arrays(config: Config, facts: PureInterface) -> Page:
 
 def volumes(config: Config, facts: PureInterface) -> Page:
     """Page 1: volumes, 32 bytes an entry."""
-    volume = facts.volume
+    volume = facts.volume.range
     return Page(
         kinds=(PageKind.VOLUMES,),
         numbered=Numbered.FROM_START,
@@ -69,8 +70,8 @@ def volumes(config: Config, facts: PureInterface) -> Page:
             # name, byte, bytes or: name, byte, bit, bits; then the source
             field("exists", 0, 1, volume.valid),
             field("array", 1, 1, volume.array),
-            bits("sectors of 512 bytes", 2, 0, 1, facts.sectors),
-            bits("their physical sectors have 4096 bytes", 2, 1, 1, facts.coarse),
+            bits("sectors of 512 bytes", 2, 0, 1, facts.volume.sectors),
+            bits("their physical sectors have 4096 bytes", 2, 1, 1, facts.volume.coarse),
             field("NSID", 4, 4, facts.number + 1),
             field("first block in the array", 8, 8, volume.start),
             field("blocks", 16, 8, volume.blocks),
@@ -81,6 +82,7 @@ def volumes(config: Config, facts: PureInterface) -> Page:
 
 def drives(config: Config, facts: PureInterface) -> Page:
     """Page 2: drives, 32 bytes an entry, a port each."""
+    drive = facts.drive
     return Page(
         kinds=(PageKind.DRIVES,),
         numbered=Numbered.FROM_START,
@@ -88,14 +90,14 @@ def drives(config: Config, facts: PureInterface) -> Page:
         shows=facts.exists,
         layout=Layout(
             # name, byte, bytes or: name, byte, bit, bits; then the source
-            bits("present", 0, 0, 1, facts.drive_present),
-            bits("failed", 0, 1, 1, facts.drive_failed),
-            bits("belongs to an array", 0, 2, 1, facts.port.used),
-            bits("being rebuilt", 0, 3, 1, facts.drive_stale),
-            bits("emulates sectors of 512 bytes", 0, 4, 1, facts.drive_emulated),
-            field("array", 1, 1, facts.port.array),
+            bits("present", 0, 0, 1, drive.state.present),
+            bits("failed", 0, 1, 1, drive.state.failed),
+            bits("belongs to an array", 0, 2, 1, drive.use.used),
+            bits("being rebuilt", 0, 3, 1, drive.state.stale),
+            bits("emulates sectors of 512 bytes", 0, 4, 1, drive.emulated),
+            field("array", 1, 1, drive.use.array),
             field("port", 4, 4, facts.number),
-            field("capacity in blocks", 8, 8, facts.capacity),
+            field("capacity in blocks", 8, 8, drive.capacity),
             size=32,
         ),
     )

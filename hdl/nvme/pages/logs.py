@@ -49,8 +49,8 @@ def smart(facts: PureInterface) -> Page:
         kinds=(PageKind.SMART,),
         layout=Layout(
             # name, byte, bytes, source
-            field("Critical Warning", 0, 1, facts.warning),
-            field("Composite Temperature", 1, 2, facts.temperature),
+            field("Critical Warning", 0, 1, facts.health.warning),
+            field("Composite Temperature", 1, 2, facts.health.temperature),
             field("Available Spare", 3, 1, SPARE_PERCENT),
             field("Available Spare Threshold", 4, 1, SPARE_THRESHOLD),
             counter("Data Units Read", 32, Counter.UNITS_READ),
@@ -107,7 +107,7 @@ def log_pages(config: Config, identity: Identity, facts: PureInterface) -> list[
         smart(facts),
         errors(config, facts),
         firmware_slots(identity),
-        namespace_list(PageKind.CHANGED_NAMESPACES, config, facts, facts.changed),
+        namespace_list(PageKind.CHANGED_NAMESPACES, config, facts, facts.volume.changed),
         report((PageKind.ARRAY_STATES,), arrays, facts),
         report((PageKind.DEFECTS, PageKind.LOST_BLOCKS), findings, facts),
     ]

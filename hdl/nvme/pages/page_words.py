@@ -65,6 +65,7 @@ class PageWords(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
+        m.d.comb += self.facts.names.volume.eq(self.facts.number)
         with m.Switch(self.facts.kind):
             for page in self.pages:
                 with m.Case(*page.kinds):

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, memory, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import (
     MAX_DRIVES,
@@ -21,7 +21,7 @@ from hdl.flow.table_read import TableReads
 from hdl.nvme.admin.names import NameRead
 from hdl.nvme.admin.tally import Tally
 from hdl.nvme.commands.formats import formats
-from hdl.nvme.pages.facts import NUMBERS, PAGE_WORDS, WARNING_BITS
+from hdl.nvme.pages.facts import NUMBERS, PAGE_WORDS, drive_state, health_facts
 from hdl.nvme.pages.identify import Identity
 from hdl.nvme.pages.log_memory import (
     COUNTER_WORDS,
@@ -86,10 +86,8 @@ class PageGenerator(wiring.Component):
         A bit per drive port: a drive is there.
     log
         The SMART and error logs (`hdl.nvme.pages.health.Health`).
-    warning
-        Critical Warning of the SMART log.
-    temperature
-        Composite Temperature of the SMART log, in kelvins.
+    health
+        What the SMART log says of the moment.
     changed
         A bit per volume: its namespace has changed.
     detached
@@ -126,8 +124,7 @@ class PageGenerator(wiring.Component):
                 "report": Out(ReportAccess()),
                 "drive_present": In(config.ports),
                 "log": Out(LogAccess(config)),
-                "warning": In(WARNING_BITS),
-                "temperature": In(16),
+                "health": In(health_facts()),
                 "changed": In(config.volumes),
                 "detached": In(config.volumes),
                 "probe": In(config.volume_bits),
@@ -250,7 +247,6 @@ class PageGenerator(wiring.Component):
             self.reads.port.address.eq(number),
             self.reads.capacity.address.eq(number),
             self.allocated.eq(self.reads.volume.data.valid),
-            self.names.volume.eq(number),
         ]
 
     def _read_logs(self, m: Module) -> None:
@@ -296,6 +292,7 @@ class PageGenerator(wiring.Component):
     def _tell_facts(self, m: Module) -> None:
         """Which word it is, and what does not depend on the entry."""
         facts: Any = self._words.facts
+        connect(m, facts.names, flipped(self.names))
         m.d.comb += [
             facts.kind.eq(self._page.kind),
             facts.nsid.eq(self._page.nsid),
@@ -305,22 +302,19 @@ class PageGenerator(wiring.Component):
             facts.image.eq(self._image.data),
             facts.log.eq(self.log.read.data),
             facts.report.eq(self.report.read.data),
-            self.names.chunk.eq(facts.chunk),
-            facts.digits.eq(self.names.digits),
-            *(ours.eq(part) for ours, part in zip(facts.name, self.names.name, strict=True)),
-            facts.warning.eq(self.warning),
-            facts.temperature.eq(self.temperature),
+            facts.health.eq(self.health),
         ]
 
     def _tell_of_array(self, m: Module) -> None:
         """Of array ``number``, and of the member that the word is of."""
-        config, facts, drives = self._config, self._words.facts, self.drives
-        array = self._number[: config.array_bits]
+        config = self._config
+        array, of_member = self._words.facts.array, self._words.facts.member
+        number = self._number[: config.array_bits]
         shape, member = self.reads.geometry.data, self.reads.member.data
         place = self._index[: bits_for_count(MAX_DRIVES)]
         members = Signal(2 * WIDTH_BITS)
-        unsynced = self.arrays.unsynced.bit_select(array, 1)
-        assumed = self.arrays.assumed.bit_select(array, 1)
+        unsynced = self.arrays.unsynced.bit_select(number, 1)
+        assumed = self.arrays.assumed.bit_select(number, 1)
         if not config.background:
             assumed = shape.assumed
             unsynced = ~assumed & ((shape.parities != 0) | (shape.copies > 1))
@@ -329,53 +323,60 @@ class PageGenerator(wiring.Component):
         of_arrays = self._page.kind == PageKind.ARRAYS
         m.d.comb += [
             members.eq(shape.width * shape.spans),
-            facts.shape.eq(shape),
-            facts.is_member.eq(of_arrays & self._exists & shape.valid & in_members),
-            facts.member_port.eq(member),
-            facts.member_failed.eq(drives.failed.bit_select(member, 1)),
-            facts.member_present.eq(self.drive_present.bit_select(member, 1)),
-            facts.member_stale.eq(drives.stale.bit_select(member, 1) & ~facts.member_failed),
-            facts.missing.eq(self._missing),
-            facts.array_state.eq(self.arrays.states.word_select(array, 2)),
-            facts.array_unsynced.eq(unsynced),
-            facts.array_assumed.eq(assumed),
+            array.geometry.eq(shape),
+            array.missing.eq(self._missing),
+            array.state.eq(self.arrays.states.word_select(number, 2)),
+            array.unsynced.eq(unsynced),
+            array.assumed.eq(assumed),
+            of_member.exists.eq(of_arrays & self._exists & shape.valid & in_members),
+            of_member.port.eq(member),
+            of_member.drive.eq(self._state_of(m, member)),
         ]
 
     def _tell_of_volume(self, m: Module) -> None:
         """Of volume ``number``."""
-        facts, volume = self._words.facts, self.reads.volume.data
+        volume, found = self._words.facts.volume, self.reads.volume.data
         number = self._number[: self._config.volume_bits]
         m.d.comb += [
-            facts.volume.eq(volume),
-            facts.active.eq(volume.valid & ~self.detached.bit_select(number, 1)),
-            facts.changed.eq(self.changed.bit_select(number, 1)),
-            facts.sectors.eq(self.formats.sectors.bit_select(number, 1)),
-            facts.coarse.eq(self.formats.coarse.bit_select(number, 1)),
+            volume.range.eq(found),
+            volume.active.eq(found.valid & ~self.detached.bit_select(number, 1)),
+            volume.changed.eq(self.changed.bit_select(number, 1)),
+            volume.sectors.eq(self.formats.sectors.bit_select(number, 1)),
+            volume.coarse.eq(self.formats.coarse.bit_select(number, 1)),
         ]
 
     def _tell_of_drive(self, m: Module) -> None:
         """Of drive port ``number``."""
-        facts, drives = self._words.facts, self.drives
+        drive = self._words.facts.drive
         number = self._number[: self._config.port_bits]
         m.d.comb += [
-            facts.port.eq(self.reads.port.data),
-            facts.capacity.eq(self.reads.capacity.data),
-            facts.drive_present.eq(self.drive_present.bit_select(number, 1)),
-            facts.drive_failed.eq(drives.failed.bit_select(number, 1)),
-            facts.drive_stale.eq(drives.stale.bit_select(number, 1) & ~facts.drive_failed),
-            facts.drive_emulated.eq(self.drive_emulated.bit_select(number, 1)),
+            drive.use.eq(self.reads.port.data),
+            drive.capacity.eq(self.reads.capacity.data),
+            drive.state.eq(self._state_of(m, number)),
+            drive.emulated.eq(self.drive_emulated.bit_select(number, 1)),
         ]
+
+    def _state_of(self, m: Module, port: Value) -> data.View:
+        """Of the drive at ``port``."""
+        state, failed = Signal(drive_state()), Signal()
+        m.d.comb += [
+            failed.eq(self.drives.failed.bit_select(port, 1)),
+            state.present.eq(self.drive_present.bit_select(port, 1)),
+            state.failed.eq(failed),
+            state.stale.eq(self.drives.stale.bit_select(port, 1) & ~failed),
+        ]
+        return state
 
     def _connect_tally(self, m: Module, tally: Tally) -> None:
         """The capacity of all arrays, and what volumes leave of it."""
-        facts = self._words.facts
+        space = self._words.facts.space
         volume, shape = self.reads.volume.data, self.reads.geometry.data
         m.submodules.tally = tally
         m.d.comb += [
             tally.of_volume.eq(self._of_volumes),
             tally.blocks.eq(Mux(self._of_volumes, volume.blocks, shape.blocks)),
-            facts.total.eq(tally.total),
-            facts.free.eq(tally.free),
+            space.total.eq(tally.total),
+            space.free.eq(tally.free),
         ]
 
     # States. Each method has those of one step, and says which they are.
@@ -466,17 +467,17 @@ class PageGenerator(wiring.Component):
 
     def _copy(self, m: Module) -> None:
         """The states DERIVE, which looks the word up, and COPY, which puts it into the beat."""
-        config, facts, found = self._config, self._words.facts, self._found
+        config, found, facts = self._config, self._found, self._words.facts
         index, word, skip, missing = self._index, self._word, self._skip, self._missing
         with m.State("DERIVE"):
             m.d.sync += [
                 found.value.eq(self._words.value),
                 found.emits.eq(self._words.emits),
                 found.exists.eq(self._exists),
-                found.failed.eq(facts.is_member & facts.member_failed),
+                found.failed.eq(facts.member.exists & facts.member.drive.failed),
             ]
             m.next = "COPY"
-            with m.If((self._page.kind == PageKind.DESCRIPTORS) & ~facts.active):
+            with m.If((self._page.kind == PageKind.DESCRIPTORS) & ~facts.volume.active):
                 m.next = "REFUSE"
         with m.State("COPY"):
             with m.If(found.exists):
