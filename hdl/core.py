@@ -203,8 +203,8 @@ class Core(wiring.Component):
             front_end.posted.eq(endpoint.posted | self.posted),
             self.reset_done.eq(front_end.reset_done),
             front_end.temperature.eq(self.temperature),
-            front_end.identity.eq(self.identity),
-            front_end.nonce.eq(self.nonce),
+            front_end.card.identity.eq(self.identity),
+            front_end.card.nonce.eq(self.nonce),
         ]
 
     def _connect_commands(self, m: Module) -> None:
@@ -251,8 +251,8 @@ class Core(wiring.Component):
         """Host data: into lines for writes, out of lines for reads."""
         config, front_end, gather = self._config, self._front_end, self._gather
         plumbing = []
-        connect(m, gather.fetch, front_end.fetch)
-        connect(m, front_end.fetched, gather.fetched)
+        connect(m, gather.fetch, front_end.blocks.fetch)
+        connect(m, front_end.blocks.fetched, gather.fetched)
         recovered = self._sequencer.recovered
         if config.gather_reads:
             # The link takes some 150 cycles for each block of a row; meanwhile the sequencer goes
@@ -264,7 +264,7 @@ class Core(wiring.Component):
         m.submodules.deliveries = deliveries = Merge(landed(config), inputs=2)
         connect(m, self._drives.landed, deliveries.inputs[0])
         connect(m, recovered, deliveries.inputs[1])
-        connect(m, deliveries.output, front_end.deliver)
+        connect(m, deliveries.output, front_end.blocks.deliver)
         return [*plumbing, deliveries]
 
     def _connect_drive_answers(self, m: Module) -> list:
@@ -320,7 +320,7 @@ class Core(wiring.Component):
             events.append(link)
         # Not this one: a flush must be expected before its first operation can end.
         connect(m, dispatch.expected, tracker.expected)
-        connect(m, self._front_end.delivered, tracker.delivered)
+        connect(m, self._front_end.blocks.delivered, tracker.delivered)
         connect(m, tracker.completion, self._front_end.completion)
         return [commits, *events]
 
@@ -329,10 +329,10 @@ class Core(wiring.Component):
         endpoint, front_end, parity = self._endpoint, self._front_end, self._parity
         sequencer, drives, gather = self._sequencer, self._drives, self._gather
         allocator, store = self._allocator, self._store
-        takers = front_end, sequencer, drives, gather
+        takers = front_end.lines, sequencer, drives, gather
         for user, port in zip(takers, allocator.allocate, strict=True):
             connect(m, port, user.allocate)
-        givers = front_end, sequencer, self._tracker, gather, drives
+        givers = front_end.lines, sequencer, self._tracker, gather, drives
         for user, port in zip(givers, allocator.free, strict=True):
             connect(m, user.free, port)
         m.d.comb += gather.available.eq(allocator.available)
@@ -340,10 +340,11 @@ class Core(wiring.Component):
         if self._config.compare_and_deallocate:
             m.submodules.shared_read = shared_read = SharedRead(config=self._config)
             connect(m, parity.line_read, shared_read.users[0])
-            connect(m, front_end.line_read, shared_read.users[1])
+            connect(m, front_end.lines.read, shared_read.users[1])
             parity_read = shared_read.line_read
         readers = [endpoint.line_read, parity_read, *drives.line_read]
-        writers = [endpoint.line_write, parity.line_write, *drives.line_write, front_end.line_write]
+        writers = [endpoint.line_write, parity.line_write, *drives.line_write]
+        writers.append(front_end.lines.write)
         for user, port in zip(readers, store.read, strict=True):
             connect(m, user, port)
         for user, port in zip(writers, store.write, strict=True):
@@ -363,7 +364,7 @@ class Core(wiring.Component):
         members = [front_end.reads.member, dispatch.reads.member, sequencer.reads.member]
         volumes = [front_end.reads.volume, mapper.volume_read, self._references.volume_read]
         if config.compare_and_deallocate:
-            volumes.append(front_end.size_read)
+            volumes.append(front_end.volumes.read)
         if config.array_shares:
             volumes.append(self._shares.volume_read)
         if config.background:
@@ -385,7 +386,7 @@ class Core(wiring.Component):
         connect(m, tables.quiesce, references.quiesce)
         connect(m, front_end.slots, references.slots)
         m.d.comb += [
-            front_end.volume_exists.eq(tables.volume_exists),
+            front_end.volumes.exists.eq(tables.volume_exists),
             references.takes.eq(gather.takes),
             references.taken.eq(gather.taken),
             references.gives.eq(gather.gives),
@@ -398,8 +399,8 @@ class Core(wiring.Component):
         front_end, tables, flusher = self._front_end, self._tables, self._flusher
         flush_all, flush_cache = self._flush_all, self._flush_cache
         drives = tables.drives
-        connect(m, front_end.shutdown_flush, flush_all.request)
-        connect(m, front_end.cache_flush, flush_cache.request)
+        connect(m, front_end.flushes.shutdown, flush_all.request)
+        connect(m, front_end.flushes.cache, flush_cache.request)
         if self._config.background:
             arrays = self._background.arrays
             has_failed = arrays.states[::2] & arrays.states[1::2]

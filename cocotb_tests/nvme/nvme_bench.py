@@ -180,27 +180,27 @@ class Bench(DataPath):
         self.read_done = source("host__read_done", read_done(config))
         self.write_done = source("host__write_done", None)
         self.completion = source("completion", completion(config))
-        self.fetch = source("fetch", transfer(config))
-        self.deliver = source("deliver", transfer(config))
+        self.fetch = source("blocks__fetch", transfer(config))
+        self.deliver = source("blocks__deliver", transfer(config))
         self.manage_response = source("table_changes__response", manage_response(config))
-        self.allocate = source("allocate", None)
+        self.allocate = source("lines__allocate", None)
         self.command_sink = sink("command", command(config), self._command, NOT_WRITTEN)
         self.sinks = [
             sink("host__read_request", read_request(config), self._read),
             sink("host__write_request", write_request(config), self._write),
             sink("host__post", post(), self._post),
             self.command_sink,
-            sink("fetched", fetched(config), self._fetched),
-            sink("delivered", delivered(config), self._delivered),
+            sink("blocks__fetched", fetched(config), self._fetched),
+            sink("blocks__delivered", delivered(config), self._delivered),
             sink(
                 "table_changes__request",
                 manage_request(config),
                 self._manage,
                 change_ignores(config),
             ),
-            sink("line_write", write_beat(config), self._line_write),
-            sink("free", None, self.allocate.send),
-            sink("line_read__request", None, self._line_read),
+            sink("lines__write", write_beat(config), self._line_write),
+            sink("lines__free", None, self.allocate.send),
+            sink("lines__read__request", None, self._line_read),
         ]
         self.allocate.send_all(range(ADMIN_LINES))
 
@@ -217,7 +217,7 @@ class Bench(DataPath):
         dut.drive_present.value = 0
         dut.drives__failed.value = 0
         dut.drives__used.value = 0
-        dut.volume_exists.value = 0
+        dut.volumes__exists.value = 0
         dut.drives__stale.value = 0
         dut.arrays__states.value = 0
         dut.arrays__unsynced.value = 0
@@ -227,14 +227,14 @@ class Bench(DataPath):
             dut.drive_emulated.value = 0
         dut.temperature.value = 0
         dut.posted.value = 0
-        dut.shutdown_flush__flushed.value = 0
+        dut.flushes__shutdown__flushed.value = 0
         every_cycle(dut.clk, self._post_late())
         cocotb.start_soon(self._flush())
-        dut.cache_flush__flushed.value = 0
-        dut.cache_flush__stored.value = 0
+        dut.flushes__cache__flushed.value = 0
+        dut.flushes__cache__stored.value = 0
         cocotb.start_soon(self._flush_cache())
-        dut.identity.value = self.identity
-        dut.nonce.value = self.random.getrandbits(64)
+        dut.card__identity.value = self.identity
+        dut.card__nonce.value = self.random.getrandbits(64)
         await start(dut)
         every_cycle(dut.clk, self._tables())
         every_cycle(dut.clk, self._answer_line_reads())
@@ -260,41 +260,41 @@ class Bench(DataPath):
         """Answers each flush of a shutdown, with a pulse or a level."""
         dut = self.dut
         while True:
-            if not sample(dut.shutdown_flush__flush):
-                await RisingEdge(dut.shutdown_flush__flush)
+            if not sample(dut.flushes__shutdown__flush):
+                await RisingEdge(dut.flushes__shutdown__flush)
             await RisingEdge(dut.clk)
-            if not sample(dut.shutdown_flush__flush) or sample(dut.rst):
+            if not sample(dut.flushes__shutdown__flush) or sample(dut.rst):
                 continue
             self.flushes += 1
             assert not self.in_flight, "a flush while commands are inside"
             await ClockCycles(dut.clk, self.random.randint(1, self.latency))
             while self.holds_flush:
                 await RisingEdge(dut.clk)
-            assert sample(dut.shutdown_flush__flush), "a flush was taken back"
-            dut.shutdown_flush__flushed.value = 1
+            assert sample(dut.flushes__shutdown__flush), "a flush was taken back"
+            dut.flushes__shutdown__flushed.value = 1
             await ClockCycles(dut.clk, self.random.randint(1, 3))
-            dut.shutdown_flush__flushed.value = 0
+            dut.flushes__shutdown__flushed.value = 0
 
     async def _flush_cache(self) -> None:
         """Answers each flush as the write cache goes off."""
         dut = self.dut
         while True:
-            if not sample(dut.cache_flush__flush):
-                await RisingEdge(dut.cache_flush__flush)
+            if not sample(dut.flushes__cache__flush):
+                await RisingEdge(dut.flushes__cache__flush)
             await RisingEdge(dut.clk)
-            if not sample(dut.cache_flush__flush) or sample(dut.rst):
+            if not sample(dut.flushes__cache__flush) or sample(dut.rst):
                 continue
             self.cache_flushes += 1
             await ClockCycles(dut.clk, self.random.randint(1, self.latency))
             while self.holds_flush:
                 await RisingEdge(dut.clk)
-            assert sample(dut.cache_flush__flush), "a flush was taken back"
-            dut.cache_flush__stored.value = int(self.caches_store)
-            dut.cache_flush__flushed.value = 1
+            assert sample(dut.flushes__cache__flush), "a flush was taken back"
+            dut.flushes__cache__stored.value = int(self.caches_store)
+            dut.flushes__cache__flushed.value = 1
             await RisingEdge(dut.clk)
-            while sample(dut.cache_flush__flush):
+            while sample(dut.flushes__cache__flush):
                 await RisingEdge(dut.clk)
-            dut.cache_flush__flushed.value = 0
+            dut.flushes__cache__flushed.value = 0
 
     # Registers.
 
@@ -607,9 +607,9 @@ class Bench(DataPath):
             self.cycle += 1
             due = bool(self._beats) and self._beats[0][0] <= self.cycle
             if due != shown:
-                self.dut.line_read__response_valid.value = shown = due
+                self.dut.lines__read__response_valid.value = shown = due
             if due:
-                self.dut.line_read__response.value = self._beats.popleft()[1]
+                self.dut.lines__read__response.value = self._beats.popleft()[1]
 
     def _write(self, request) -> None:
         assert request.source >> 10 == request.line and 1 <= request.dwords <= 1024

@@ -261,7 +261,7 @@ class DataPath:
         tables = (
             ("reads__geometry", geometry(config), lambda a: self.geometries.get(a, {})),
             ("reads__volume", volume(config), lambda a: self.volumes.get(a, {})),
-            ("size_read", volume(config), lambda a: self.volumes.get(a, {})),
+            ("volumes__read", volume(config), lambda a: self.volumes.get(a, {})),
             ("reads__member", None, lambda a: self.members.get((a >> 5, a & 31), 0)),
             ("reads__port", port_use(config), lambda a: self.ports.get(a, {})),
             ("reads__capacity", None, lambda a: self.capacities.get(a, 0)),
@@ -277,7 +277,7 @@ class DataPath:
             yield
             now = sum(1 << number for number in self.volumes)
             if now != exist:
-                dut.volume_exists.value = exist = now
+                dut.volumes__exists.value = exist = now
             for number, (address, data, layout, look) in enumerate(handles):
                 entry = look(sample(address))
                 # To pack an entry takes much longer than to see that it is the one that is shown.

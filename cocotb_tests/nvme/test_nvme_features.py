@@ -230,7 +230,7 @@ async def nobody_waits_for_a_flush_that_is_given_up(dut):
             await host.wait_status(nvme.CSTS_READY | 2 << 2)
         await host.write32(nvme.CC, 0)
         await host.wait_status(0)
-        waits = bool(sample(dut.cache_flush__flush))
+        waits = bool(sample(dut.flushes__cache__flush))
         await host.enable()
         off = host.place(host.queues[0], opcode=nvme.SET_FEATURES, dwords=(6, 0))
         await host.ring(host.queues[0])

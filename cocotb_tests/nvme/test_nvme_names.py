@@ -34,7 +34,7 @@ async def cards_differ(dut):
     cards = [0, MOST, 0x0123_4567_89AB_CDEF, *(1 << 4 * digit for digit in range(16))]
     cards += [host.random.getrandbits(64) for _ in range(4)]
     for identity in cards:
-        dut.identity.value = identity
+        dut.card__identity.value = identity
         serial, name = await card_names(host)
         assert serial == nvme.serial_number(identity) and len(serial) == 20
         assert name == nvme.subsystem_name(identity)
@@ -62,7 +62,7 @@ class Volumes:
     def draw_nonce(self) -> int:
         """What the board offers now is not what it offers later."""
         value = self.host.random.getrandbits(64)
-        self.host.dut.nonce.value = value
+        self.host.dut.card__nonce.value = value
         return value
 
     async def create(self, volume: int) -> None:
@@ -157,7 +157,7 @@ class Timeless(Names):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += self.read.name[0].eq(big_endian(self.identity[32:]))
+        m.d.comb += self.read.name[0].eq(big_endian(self.card.identity[32:]))
         return m
 
 
@@ -166,7 +166,8 @@ class Restless(Names):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += self.read.name[0].eq(big_endian(self.identity[32:] ^ self.nonce[:32][::-1]))
+        upper = self.card.identity[32:] ^ self.card.nonce[:32][::-1]
+        m.d.comb += self.read.name[0].eq(big_endian(upper))
         return m
 
 

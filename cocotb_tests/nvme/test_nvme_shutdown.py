@@ -256,7 +256,7 @@ async def a_flush_is_for_one_shutdown(dut):
             await wait_until(dut, lambda: sample(dut.reset_done), cycles=SOON, what="reset")
             dut.status__function_reset.value = 0
             await ClockCycles(dut.clk, 200)
-        assert sample(dut.shutdown_flush__flush), "a flush was taken back"
+        assert sample(dut.flushes__shutdown__flush), "a flush was taken back"
         await host.enable()
         await host.write32(nvme.CC, nvme.CC_ENABLE | nvme.CC_SHUTDOWN_NORMAL)
         await ClockCycles(dut.clk, SOON)

@@ -142,7 +142,7 @@ class MisplacesReads(Core):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.front_end.deliver.payload.offset[0].eq(0)
+        m.d.comb += m.submodules.front_end.blocks.deliver.payload.offset[0].eq(0)
         return m
 
 

@@ -1,4 +1,4 @@
-"""A request to flush the drives of all arrays."""
+"""Requests to flush the drives of all arrays."""
 
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -20,3 +20,18 @@ class FlushRequest(wiring.Signature):
 
     def __init__(self):
         super().__init__({"flush": Out(1), "flushed": In(1), "stored": In(1)})
+
+
+class HostFlushes(wiring.Signature):
+    """Flushes of all drives for which the host gives reason, seen from the NVMe front end.
+
+    Ports
+    -----
+    shutdown
+        A shutdown is under way, and every command has ended or been dropped.
+    cache
+        The host switches the volatile write cache off, and all writes that began before have ended.
+    """
+
+    def __init__(self):
+        super().__init__({"shutdown": Out(FlushRequest()), "cache": Out(FlushRequest())})

@@ -43,3 +43,29 @@ class ReadPort(wiring.Signature):
 def line_stream(config: Config) -> stream.Signature:
     """A stream of line numbers. It hands out lines, or gives them back."""
     return stream.Signature(config.line_bits)
+
+
+class LineAccess(wiring.Signature):
+    """Lines and what stands in them, seen from who uses them.
+
+    Ports
+    -----
+    allocate
+        Lines for the user.
+    free
+        Lines that it gives back.
+    write
+        Beats into lines.
+    read
+        Beats out of lines.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "allocate": In(line_stream(config)),
+                "free": Out(line_stream(config)),
+                "write": Out(write_port(config)),
+                "read": Out(ReadPort(config)),
+            }
+        )

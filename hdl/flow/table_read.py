@@ -1,7 +1,7 @@
 """The tables of arrays, members, volumes, ports and migrations, and their read ports."""
 
 from amaranth.lib import data, wiring
-from amaranth.lib.wiring import Out
+from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.geometry import geometry
@@ -54,6 +54,22 @@ def port_read(config: Config) -> TableRead:
 def capacity_read(config: Config) -> TableRead:
     """Reads the capacity of the drive at a port, in blocks."""
     return TableRead(config.port_bits, BLOCK_NUMBER_BITS)
+
+
+class VolumeAccess(wiring.Signature):
+    """What I/O commands need to know of volumes, seen from the NVMe front end.
+
+    Ports
+    -----
+    exists
+        Bit a volume: it is there. A command may find it only if it was there when the command was
+        submitted.
+    read
+        Volumes whose sizes are needed. Not used without `Config.compare_and_deallocate`.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__({"exists": In(config.volumes), "read": Out(volume_read(config))})
 
 
 class TableReads(wiring.Signature):

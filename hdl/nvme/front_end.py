@@ -7,9 +7,9 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import TIME_BITS, Config
 from hdl.flow.array_state import ArrayStatus
 from hdl.flow.drive_states import DriveStates
-from hdl.flow.flush_request import FlushRequest
+from hdl.flow.flush_request import HostFlushes
 from hdl.flow.host_command import command, completion
-from hdl.flow.host_data import delivered, fetched, transfer
+from hdl.flow.host_data import BlockMoves, fetched, transfer
 from hdl.flow.host_memory import (
     HostAccess,
     Kind,
@@ -18,20 +18,20 @@ from hdl.flow.host_memory import (
     sqe_slots,
     write_request,
 )
-from hdl.flow.line import ReadPort, line_stream, write_port
+from hdl.flow.line import LineAccess
 from hdl.flow.manage import Changes
 from hdl.flow.pcie_status import PcieStatus
 from hdl.flow.post import post
 from hdl.flow.reference import SlotEvents, Tellings
 from hdl.flow.register_bus import RegisterBus
 from hdl.flow.report import ReportAccess
-from hdl.flow.table_read import TableReads, volume_read
+from hdl.flow.table_read import TableReads, VolumeAccess
 from hdl.kit.cut import Skid
 from hdl.kit.merge import Merge, split
 from hdl.kit.queue import Queue
 from hdl.memory.settle import Settle
 from hdl.nvme.admin.admin import Admin
-from hdl.nvme.admin.names import IDENTITY_BITS, NONCE_BITS, Names
+from hdl.nvme.admin.names import Card, Names
 from hdl.nvme.codes import CRITICAL_KELVIN, SQE_DWORDS, WARNING_KELVIN
 from hdl.nvme.commands.decode import AdminEntry, Decode, EntryMemory
 from hdl.nvme.commands.delivery import Delivery
@@ -72,10 +72,8 @@ class NvmeFrontEnd(wiring.Component):
     posted
         Writes to host memory have been taken and have not left. A completion could pass them, so
         CSTS.RDY and CSTS.SHST wait for them.
-    shutdown_flush
-        A shutdown is under way, and every command has ended or been dropped.
-    cache_flush
-        The host switches the volatile write cache off, and all writes that began before have ended.
+    flushes
+        Flushes of all drives, before the power goes or as the write cache is switched off.
     host
         Access to host memory. Blocks go into and out of lines. Queue entries, PRP lists and
         parameters go into the inbox.
@@ -87,15 +85,8 @@ class NvmeFrontEnd(wiring.Component):
         I/O commands with their PRPs at hand.
     completion
         How they ended. A command ends only after each of its transfers has been answered.
-    fetch
-        Blocks to be moved from host memory into lines.
-    fetched
-        Blocks that have been moved there. It is told when all of the block can be read in its line
-        (`Settle`), and must be taken whatever ``command`` does.
-    deliver
-        Blocks to be moved from lines to host memory.
-    delivered
-        Blocks that have been moved there.
+    blocks
+        Moves of blocks. What has been fetched must be taken whatever ``command`` does.
     table_changes
         Changes to the array and volume tables.
     reads
@@ -110,9 +101,8 @@ class NvmeFrontEnd(wiring.Component):
         I/O commands that get and leave their command slots.
     tellings
         How the host is told that volumes have lost data. Not used without `Config.background`.
-    volume_exists
-        Bit a volume: it is there. A command may find it only if it was there when the command was
-        submitted.
+    volumes
+        What is known of volumes.
     drive_present
         Bit a drive port: it has a drive.
     drive_emulated
@@ -121,20 +111,11 @@ class NvmeFrontEnd(wiring.Component):
     temperature
         Composite temperature in kelvin. 0 stands for no sensor, and then
         `Config.temperature_kelvin` is reported.
-    identity
-        Of this card. It makes the names of card and namespaces (`hdl.nvme.admin.names.Names`).
-    nonce
-        Of this power-up. It makes the names of namespaces (`hdl.nvme.admin.names.Names`).
-    line_write
-        Beats of the line that an admin page is built in.
-    allocate
-        Lines for admin pages, and the one that `Examine` keeps.
-    free
-        Lines that admin pages give back.
-    line_read
-        Lines that `Examine` looks at. Not used without `Config.compare_and_deallocate`.
-    size_read
-        Volumes that `Examine` looks at. Not used without `Config.compare_and_deallocate`.
+    card
+        What the names of card and namespaces are made of (`hdl.nvme.admin.names.Names`).
+    lines
+        Lines that admin pages are built in, and the one that `Examine` keeps. Only `Examine` reads
+        lines. Without `Config.compare_and_deallocate` nobody does.
     now
         Time in clock cycles.
     deadline
@@ -155,16 +136,12 @@ class NvmeFrontEnd(wiring.Component):
                 "status": Out(PcieStatus()),
                 "posted": In(1),
                 "host_idle": In(1),
-                "shutdown_flush": Out(FlushRequest()),
-                "cache_flush": Out(FlushRequest()),
+                "flushes": Out(HostFlushes()),
                 "host": Out(HostAccess(config)),
                 "reset_done": Out(1),
                 "command": Out(stream.Signature(command(config))),
                 "completion": In(stream.Signature(completion(config))),
-                "fetch": In(stream.Signature(transfer(config))),
-                "fetched": Out(stream.Signature(fetched(config))),
-                "deliver": In(stream.Signature(transfer(config))),
-                "delivered": Out(stream.Signature(delivered(config))),
+                "blocks": In(BlockMoves(config)),
                 "table_changes": Out(Changes(config)),
                 "reads": Out(TableReads(config)),
                 "drives": In(DriveStates()),
@@ -174,15 +151,10 @@ class NvmeFrontEnd(wiring.Component):
                 "tellings": Out(Tellings(config)),
                 "drive_present": In(config.ports),
                 "drive_emulated": In(config.ports),
-                "volume_exists": In(config.volumes),
-                "identity": In(IDENTITY_BITS),
-                "nonce": In(NONCE_BITS),
+                "volumes": Out(VolumeAccess(config)),
+                "card": In(Card()),
                 "temperature": In(16),
-                "line_write": Out(write_port(config)),
-                "allocate": In(line_stream(config)),
-                "free": Out(line_stream(config)),
-                "line_read": Out(ReadPort(config)),
-                "size_read": Out(volume_read(config)),
+                "lines": Out(LineAccess(config)),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
                 "busy": Out(1),
@@ -303,8 +275,8 @@ class NvmeFrontEnd(wiring.Component):
             registers.fatal.eq(
                 registers.enable & (self._decode.dropped.valid | self._admin_entry.dropped.valid)
             ),
-            registers.flushed.eq(self.shutdown_flush.flushed),
-            self.shutdown_flush.flush.eq(registers.flush),
+            registers.flushed.eq(self.flushes.shutdown.flushed),
+            self.flushes.shutdown.flush.eq(registers.flush),
         ]
 
     def _connect_resets(self, m: Module) -> None:
@@ -428,7 +400,7 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, decode.lifetime, lifetimes.read)
         connect(m, slots.freed, flipped(self.slots.ended))
         m.d.comb += [
-            lifetimes.exists.eq(self.volume_exists),
+            lifetimes.exists.eq(self.volumes.exists),
             lifetimes.told.eq(self.tellings.told),
             self._queues.age.eq(lifetimes.age),
             # A namespace that is none has no volume. It may count for any.
@@ -464,12 +436,12 @@ class NvmeFrontEnd(wiring.Component):
     def _connect_blocks_out(self, m: Module) -> None:
         """Blocks and admin pages out of lines, to the host."""
         prp, delivery, sender = self._prp, self._delivery, self._sender
-        connect(m, flipped(self.deliver), prp.deliver)
+        connect(m, flipped(self.blocks).deliver, prp.deliver)
         connect(m, prp.write_request, self._writes.inputs[0])
         connect(m, sender.write_request, self._writes.inputs[1])
         connect(m, self._writes.output, flipped(self.host.write_request))
         connect(m, flipped(self.host.write_done), delivery.write_done)
-        connect(m, delivery.delivered, flipped(self.delivered))
+        connect(m, delivery.delivered, flipped(self.blocks).delivered)
         connect(m, prp.delivers, delivery.begin)
         m.d.comb += [
             delivery.page_line.eq(sender.line),
@@ -485,7 +457,7 @@ class NvmeFrontEnd(wiring.Component):
         m.submodules.fetches = fetches = Merge(transfer(config), inputs=2)
         connect(m, prp.compare, examine.compare)
         connect(m, self._decode.ranges, examine.ranges)
-        connect(m, flipped(self.fetch), fetches.inputs[0])
+        connect(m, flipped(self.blocks).fetch, fetches.inputs[0])
         connect(m, examine.fetch, fetches.inputs[1])
         connect(m, fetches.output, prp.fetch)
         connect(m, examine.read_request, self._reads.inputs[3])
@@ -493,26 +465,27 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, prp.discard, unsents.inputs[0])
         connect(m, examine.compared, unsents.inputs[1])
         connect(m, unsents.output, self._delivery.discarded)
-        connect(m, examine.line_read, flipped(self.line_read))
-        connect(m, examine.volume_read, flipped(self.size_read))
+        connect(m, examine.line_read, flipped(self.lines).read)
+        connect(m, examine.volume_read, flipped(self.volumes).read)
         own = examine.waits & (settle.output.payload.line == examine.line)
-        split(m, settle.output, [(own, examine.fetched), (~own, flipped(self.fetched))])
+        split(m, settle.output, [(own, examine.fetched), (~own, flipped(self.blocks).fetched)])
         # The first line that is offered stays with `examine`.
+        offered = self.lines.allocate
         m.d.comb += [
-            examine.allocate.payload.eq(self.allocate.payload),
-            sender.allocate.payload.eq(self.allocate.payload),
-            examine.allocate.valid.eq(self.allocate.valid),
-            sender.allocate.valid.eq(self.allocate.valid & ~examine.allocate.ready),
-            self.allocate.ready.eq(examine.allocate.ready | sender.allocate.ready),
+            examine.allocate.payload.eq(offered.payload),
+            sender.allocate.payload.eq(offered.payload),
+            examine.allocate.valid.eq(offered.valid),
+            sender.allocate.valid.eq(offered.valid & ~examine.allocate.ready),
+            offered.ready.eq(examine.allocate.ready | sender.allocate.ready),
         ]
         return [examine, unsents, fetches]
 
     def _connect_around_examine(self, m: Module) -> None:
         """The same ways without `Examine`."""
-        connect(m, flipped(self.fetch), self._prp.fetch)
-        connect(m, self._settle.output, flipped(self.fetched))
+        connect(m, flipped(self.blocks).fetch, self._prp.fetch)
+        connect(m, self._settle.output, flipped(self.blocks).fetched)
         connect(m, self._prp.discard, self._delivery.discarded)
-        connect(m, flipped(self.allocate), self._sender.allocate)
+        connect(m, flipped(self.lines).allocate, self._sender.allocate)
 
     def _connect_ends(self, m: Module) -> None:
         """Ends of commands, up to the queues."""
@@ -557,7 +530,7 @@ class NvmeFrontEnd(wiring.Component):
     def _connect_caches(self, m: Module) -> None:
         """What is stored when the volatile write cache is switched off."""
         admin = self._admin
-        connect(m, admin.cache_flush, flipped(self.cache_flush))
+        connect(m, admin.cache_flush, flipped(self.flushes).cache)
         m.d.comb += admin.caching.eq(self._slots.caching)
 
     def _connect_pages(self, m: Module) -> None:
@@ -567,8 +540,8 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, sender.response, admin.sent)
         connect(m, sender.build, pages.request)
         connect(m, pages.response, sender.built)
-        connect(m, sender.free, flipped(self.free))
-        connect(m, pages.line_write, flipped(self.line_write))
+        connect(m, sender.free, flipped(self.lines).free)
+        connect(m, pages.line_write, flipped(self.lines).write)
         connect(m, pages.reads, flipped(self.reads))
         connect(m, flipped(self.drives), pages.drives)
         connect(m, flipped(self.arrays), pages.arrays)
@@ -585,11 +558,8 @@ class NvmeFrontEnd(wiring.Component):
         """What names the card and its volumes."""
         names, pages = self._names, self._pages
         connect(m, pages.names, names.read)
+        connect(m, flipped(self.card), names.card)
         self._connect_changes(m, names)
-        m.d.comb += [
-            names.identity.eq(self.identity),
-            names.nonce.eq(self.nonce),
-        ]
 
     def _connect_changes(self, m: Module, part: Names | Formats) -> None:
         """Tells ``part`` of the changes to the tables and of their answers."""

@@ -36,6 +36,21 @@ def big_endian(word: Value) -> Value:
     return Cat(word.word_select(byte, 8) for byte in reversed(range(4)))
 
 
+class Card(wiring.Signature):
+    """What tells this card from all others, and this power-up of it from all before.
+
+    Ports
+    -----
+    identity
+        Of the card. It does not change once the controller has been enabled.
+    nonce
+        Another number each time that power comes back. It may change at any time.
+    """
+
+    def __init__(self):
+        super().__init__({"identity": Out(IDENTITY_BITS), "nonce": Out(NONCE_BITS)})
+
+
 class NameRead(wiring.Signature):
     """What a page asks of `Names`. Each answer comes one cycle later.
 
@@ -80,10 +95,8 @@ class Names(wiring.Component):
 
     Ports
     -----
-    identity
-        Of the card. It does not change once the controller has been enabled.
-    nonce
-        Another number each time that power comes back. It may change at any time.
+    card
+        Of which the names are made.
     asked
         A change to the tables that has been taken.
     answered
@@ -96,8 +109,7 @@ class Names(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "identity": In(IDENTITY_BITS),
-                "nonce": In(NONCE_BITS),
+                "card": In(Card()),
                 "asked": In(Pulse(manage_request(config))),
                 "answered": In(Pulse(manage_response(config))),
                 "read": In(NameRead(config)),
@@ -125,13 +137,14 @@ class Names(wiring.Component):
         with m.If(counts.write.enable):
             m.d.sync += [count.eq(count + 1), taken.eq(1)]
             with m.If(~taken):
-                m.d.sync += nonce.eq(self.nonce)
+                m.d.sync += nonce.eq(self.card.nonce)
 
-        chunks = Array(self.identity.word_select(n, CHUNK_BITS) for n in reversed(range(CHUNKS)))
+        identity = self.card.identity
+        chunks = Array(identity.word_select(n, CHUNK_BITS) for n in reversed(range(CHUNKS)))
         mixed = Signal(IDENTITY_BITS)
         m.d.sync += self.read.digits.eq(in_digits(chunks[self.read.chunk]))
         m.d.comb += [
-            mixed.eq(self.identity ^ Cat(reversed(nonce))),
+            mixed.eq(identity ^ Cat(reversed(nonce))),
             self.read.name[0].eq(big_endian(mixed[32:])),
             self.read.name[1].eq(big_endian(mixed[:32])),
             self.read.name[2].eq(Cat(Const(0, 24), volume_count[32:])),
