@@ -199,8 +199,7 @@ class Core(wiring.Component):
         for block in (endpoint, front_end, self._gather, self._drives):
             m.d.comb += block.now.eq(self.now)
         m.d.comb += [
-            front_end.host_idle.eq(endpoint.idle & ~self.posted),
-            front_end.posted.eq(endpoint.posted | self.posted),
+            endpoint.posted.eq(self.posted),
             self.reset_done.eq(front_end.reset_done),
             front_end.temperature.eq(self.temperature),
             front_end.card.identity.eq(self.identity),
@@ -423,11 +422,9 @@ class Core(wiring.Component):
         """The drive ports, what they say of their drives, and which drives are given up."""
         config, tables, front_end = self._config, self._tables, self._front_end
         sequencer, drives = self._sequencer, self._drives
-        present = Cat(port.present for port in self.drives)
         m.d.comb += [
             tables.restarted.eq(Cat(port.restarted for port in self.drives)),
-            tables.present.eq(present),
-            front_end.drive_present.eq(present),
+            tables.present.eq(Cat(port.present for port in self.drives)),
             # Always taken; a drive that is given up waits for one that failed to store data.
             tables.fail.valid.eq(sequencer.fail.valid | drives.fail.valid),
             tables.fail.payload.eq(

@@ -169,6 +169,7 @@ class Bench:
             owner += [n for n, moved in model.migrations.items() if port == moved[1]]
             assert entry.used == len(owner)
             assert not owner or entry.array == owner[0]
+        assert sample(self.dut.drives__present) == model.present
         assert sample(self.dut.drives__failed) == model.failed
         if config.background:
             assert sample(self.dut.drives__stale) == model.stale

@@ -214,7 +214,7 @@ class Bench(DataPath):
         dut.host__messages__dropped.value = 0
         dut.status__msix_enable.value = 1
         dut.now.value = 0
-        dut.drive_present.value = 0
+        dut.drives__present.value = 0
         dut.drives__failed.value = 0
         dut.drives__used.value = 0
         dut.volumes__exists.value = 0
@@ -226,7 +226,7 @@ class Bench(DataPath):
         if self.config.sector_emulation:
             dut.drive_emulated.value = 0
         dut.temperature.value = 0
-        dut.posted.value = 0
+        dut.host__posted.value = 0
         dut.flushes__shutdown__flushed.value = 0
         every_cycle(dut.clk, self._post_late())
         cocotb.start_soon(self._flush())
@@ -254,7 +254,7 @@ class Bench(DataPath):
             waits = self.holds_posted and self.posted_until
             posted = bool(waits) or self.cycle < self.posted_until
             if posted != shown:
-                dut.posted.value = shown = posted
+                dut.host__posted.value = shown = posted
 
     async def _flush(self) -> None:
         """Answers each flush of a shutdown, with a pulse or a level."""

@@ -326,7 +326,7 @@ async def tables_are_listed(dut):
     host.members = {(1, 0): 3, (1, 1): 0, (1, 2): 2, (1, 3): 1}
     host.ports = {port: {"used": port < 3, "array": 1} for port in range(4)}
     host.capacities = {port: 0x98_0000_0000 + port for port in range(4)}
-    dut.drive_present.value = 0b1011
+    dut.drives__present.value = 0b1011
     dut.drives__failed.value = 0b0100
     dut.drives__stale.value = 0b1000
     dut.arrays__states.value = ArrayState.DEGRADED.value << 2

@@ -67,10 +67,10 @@ async def ready_falls_when_all_has_left(dut):
         if host.holds_posted:
             await ClockCycles(dut.clk, SOON)
             status = await host.read32(nvme.CSTS)
-            assert status & nvme.CSTS_READY or not sample(dut.posted), "RDY passed writes"
+            assert status & nvme.CSTS_READY or not sample(dut.host__posted), "RDY passed writes"
             host.holds_posted = False
         await host.wait_status(0, mask=nvme.CSTS_READY)
-        assert not sample(dut.posted), "RDY is 0 while writes are on their way"
+        assert not sample(dut.host__posted), "RDY is 0 while writes are on their way"
         before = written(host)
         await ClockCycles(dut.clk, SOON)
         assert written(host) == before, "written after RDY was 0"
@@ -252,7 +252,7 @@ async def a_flush_is_for_one_shutdown(dut):
         else:
             dut.status__function_reset.value = 1
             await ClockCycles(dut.clk, 20)
-            dut.host_idle.value = 1
+            dut.host__idle.value = 1
             await wait_until(dut, lambda: sample(dut.reset_done), cycles=SOON, what="reset")
             dut.status__function_reset.value = 0
             await ClockCycles(dut.clk, 200)

@@ -86,13 +86,11 @@ class EndpointTop(wiring.Component):
         super().__init__(
             {
                 "host": In(HostAccess(config)),
-                "posted": Out(1),
                 "register": Out(RegisterBus()),
                 "status": Out(PcieStatus()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
                 "crowd": In(CROWD),
-                "idle": Out(1),
                 "busy": Out(1),
                 **self._edge,
             }
@@ -128,8 +126,7 @@ class EndpointTop(wiring.Component):
             inner, outer = getattr(shim, name), getattr(self, name)
             m.d.comb += outer.eq(inner) if port.flow is Out else inner.eq(outer)
         m.d.comb += [
-            self.idle.eq(endpoint.idle),
-            self.posted.eq(endpoint.posted | shim.posted),
+            endpoint.posted.eq(shim.posted),
             endpoint.now.eq(self.now),
             self.deadline.eq(endpoint.deadline),
             self.busy.eq(endpoint.busy | shim.busy | (store.busy & ~self.crowd.any())),

@@ -387,7 +387,7 @@ async def discarded(dut):
     for _ in range(200):
         await RisingEdge(dut.clk)
     assert not bench.read
-    assert not sample(dut.idle)
+    assert not sample(dut.host__idle)
     dut.host__discard.value = 1
     await host.restore_bus_master()
     await wait_until(
@@ -398,7 +398,7 @@ async def discarded(dut):
     )
     assert all(bench.read.values())
     await bench.settle()
-    assert sample(dut.idle)
+    assert sample(dut.host__idle)
     assert not host.request_beats
     assert not any(memory[:])
     dut.host__discard.value = 0
@@ -619,7 +619,7 @@ async def link_resets(dut):
             lambda: (
                 len(bench.read) == blocks
                 and len(bench.written) == blocks
-                and sample(dut.idle)
+                and sample(dut.host__idle)
             ),
             cycles=TIMEOUT // 2,
             what="everything ended without a timeout",
@@ -685,7 +685,7 @@ async def link_resets_of_unsent_reads(dut):
     await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.host__discard)
     await wait_until(
         dut,
-        lambda: len(bench.read) == tags and len(lists) == 1 and sample(dut.idle),
+        lambda: len(bench.read) == tags and len(lists) == 1 and sample(dut.host__idle),
         cycles=TIMEOUT,
         what="every read has ended",
     )
@@ -712,7 +712,7 @@ async def link_resets_of_short_reads(dut):
         await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.host__discard)
         await wait_until(
             dut,
-            lambda: len(bench.read) == lines and sample(dut.idle),
+            lambda: len(bench.read) == lines and sample(dut.host__idle),
             cycles=TIMEOUT,
             what="every read has ended",
         )

@@ -12,7 +12,7 @@ from cocotb_tests.pcie.pcie_bench import CONFIG, PAGE_BYTES, SHIM, Bench, run_en
 from cocotb_tests.pcie.pcie_host import DRAIN_CYCLES
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import sample, start, wait_until
-from hdl.pcie.ordering import GIVEN_UP, ReadCredits, SequenceNumbers, WritesAhead
+from hdl.pcie.ordering import ReadCredits, SequenceNumbers, WritesAhead
 from hdl.pcie.tlp import CREDITS_MOST
 
 LIMIT = {"timeout_time": 4, "timeout_unit": "ms"}
@@ -118,7 +118,7 @@ async def reads_push_writes(dut):
     print(f"the slowest register read took {slowest} cycles")
     device = order.host.device
     await wait_until(
-        dut, lambda: not sample(dut.posted), cycles=100_000, what="everything written"
+        dut, lambda: not sample(dut.host__posted), cycles=100_000, what="everything written"
     )
     assert device.posted_in == device.posted_out
     await order.ask()
@@ -131,7 +131,7 @@ async def posted_says_what_is_on_its_way(dut):
     """The hard block keeps writes: a read waits for those before it, and ``posted`` is 1."""
     order = await bench(dut)
     device = order.host.device
-    assert not sample(dut.posted)
+    assert not sample(dut.host__posted)
     for count in (1, 2, 20):
         device.holds_posted = True
         for _ in range(count):
@@ -140,10 +140,10 @@ async def posted_says_what_is_on_its_way(dut):
         reading = cocotb.start_soon(order.ask())
         await ClockCycles(dut.clk, HELD_CYCLES)
         assert order.seen[-1][0] > 0 and not reading.done(), "a completion passed a write"
-        assert sample(dut.posted)
+        assert sample(dut.host__posted)
         device.holds_posted = False
         await reading
-        await wait_until(dut, lambda: not sample(dut.posted), cycles=2000, what="sent")
+        await wait_until(dut, lambda: not sample(dut.host__posted), cycles=2000, what="sent")
         assert device.posted_in == device.posted_out == order.letters
         # Nothing is ahead of the next one.
         assert await order.ask() < HELD_CYCLES
@@ -162,9 +162,9 @@ async def writes_that_are_dropped_hold_nothing(dut):
     order.host.function.bus_master_enable = False
     reading = cocotb.start_soon(order.host.read_register(0))
     await ClockCycles(dut.clk, GIVEN_UP - AROUND)
-    assert sample(dut.posted) and not reading.done()
+    assert sample(dut.host__posted) and not reading.done()
     await ClockCycles(dut.clk, 2 * AROUND)
-    assert not sample(dut.posted)
+    assert not sample(dut.host__posted)
     await reading
     order.host.function.bus_master_enable = True
     for _ in range(64):
@@ -173,7 +173,7 @@ async def writes_that_are_dropped_hold_nothing(dut):
     for _ in range(40):
         order.send_letter()
     await wait_until(
-        dut, lambda: order.post.idle and not sample(dut.posted), cycles=4000, what="sent"
+        dut, lambda: order.post.idle and not sample(dut.host__posted), cycles=4000, what="sent"
     )
     await order.host.read_register(0)
     await order.settle()
@@ -198,10 +198,10 @@ async def reads_wait_for_nothing_that_may_not_leave(dut):
             reading = cocotb.start_soon(host.read_register(0))
             await ClockCycles(dut.clk, HELD_CYCLES)
             assert reading.done(), "a read waits for what may not leave"
-        assert sample(dut.posted), "nothing was held"
+        assert sample(dut.host__posted), "nothing was held"
         assert not host.request_beats, "a request left without bus mastering"
         await host.restore_bus_master()
-        await wait_until(dut, lambda: not sample(dut.posted), cycles=4000, what="all sent")
+        await wait_until(dut, lambda: not sample(dut.host__posted), cycles=4000, what="all sent")
         await order.ask()
         order.check(order.letters, order.written)
     await order.settle()
@@ -231,11 +231,11 @@ async def short_absences(dut):
         if not later:
             # Nothing follows that would tell: the write counts as gone some time later.
             await ClockCycles(dut.clk, GIVEN_UP // 2)
-            assert sample(dut.posted) and not reading.done()
+            assert sample(dut.host__posted) and not reading.done()
             await ClockCycles(dut.clk, GIVEN_UP // 2)
         await ClockCycles(dut.clk, HELD_CYCLES)
         assert reading.done(), "a read waits for what was dropped"
-        assert not sample(dut.posted)
+        assert not sample(dut.host__posted)
         assert host.device.posted_in == sent + len(later), "a write was doubled, or lost"
         for number in (dropped, *later):
             at = LETTER_BYTES * number
@@ -251,7 +251,7 @@ async def short_absences(dut):
     await ClockCycles(dut.clk, 20)
     dut.status__bus_master.value = 1
     await ClockCycles(dut.clk, GIVEN_UP // 2)
-    assert sample(dut.posted) and not reading.done()
+    assert sample(dut.host__posted) and not reading.done()
     host.device.holds_posted = False
     await reading
     assert any(order.letter_memory[LETTER_BYTES * order.letters :])
@@ -281,15 +281,15 @@ async def what_stands_at_the_edge_is_on_its_way(dut):
             await ClockCycles(dut.clk, GIVEN_UP + HELD_CYCLES)
             assert reading.done(), "a read waits for a block that takes nothing"
         waits = sample(dut.rq_tvalid)
-        assert sample(dut.posted) or not waits, "what can still leave is said to have left"
+        assert sample(dut.host__posted) or not waits, "what can still leave is said to have left"
         await host.restore_bus_master()
         reading = cocotb.start_soon(order.ask())
         await ClockCycles(dut.clk, GIVEN_UP + HELD_CYCLES)
-        assert sample(dut.posted) or not waits, "what can still leave is said to have left"
+        assert sample(dut.host__posted) or not waits, "what can still leave is said to have left"
         assert not (waits and reading.done()), "what is read passed what stands at the edge"
         host.stall_requests(False)
         await reading
-        await wait_until(dut, lambda: not sample(dut.posted), cycles=4000, what="all sent")
+        await wait_until(dut, lambda: not sample(dut.host__posted), cycles=4000, what="all sent")
         await order.ask()
         order.check(order.letters, order.written)
     await order.settle()
@@ -322,7 +322,7 @@ async def reads_without_credits_keep_nobody_waiting(dut):
             reading = cocotb.start_soon(order.ask())
             await ClockCycles(dut.clk, 2 * HELD_CYCLES)
             assert reading.done(), "a register read waits behind reads without credits"
-            assert not sample(dut.posted), "writes wait behind reads without credits"
+            assert not sample(dut.host__posted), "writes wait behind reads without credits"
         assert device.reads_in == sent, "a read was offered without a credit"
         device.lacks_credits = False
         await order.settle()

@@ -9,10 +9,12 @@ from hdl.config import MAX_DRIVES
 class DriveStates(wiring.Signature):
     """The states of all drives, seen from the tables (`hdl.array.tables.tables.ArrayTables`).
 
-    Without ``Config.background`` all but ``used``, ``failed`` and ``changed`` are 0.
+    Without ``Config.background`` all but ``present``, ``used``, ``failed`` and ``changed`` are 0.
 
     Ports
     -----
+    present
+        One bit per port. A drive is there.
     used
         One bit per port. It belongs to an array.
     failed
@@ -39,6 +41,7 @@ class DriveStates(wiring.Signature):
     def __init__(self):
         super().__init__(
             {
+                "present": Out(MAX_DRIVES),
                 "used": Out(MAX_DRIVES),
                 "failed": Out(MAX_DRIVES),
                 "stale": Out(MAX_DRIVES),

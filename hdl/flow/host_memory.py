@@ -123,6 +123,11 @@ class HostAccess(wiring.Signature):
         What becomes of interrupts that have been handed to ``post``.
     discard
         What has not begun to leave is to be dropped.
+    posted
+        Writes that were taken have not left. A completion could pass them.
+    idle
+        Nothing moved in the last cycle, nothing is ``posted``, and no tag is in use. One may be in
+        quarantine.
     """
 
     def __init__(self, config: Config):
@@ -136,6 +141,8 @@ class HostAccess(wiring.Signature):
                 "post": Out(stream.Signature(post())),
                 "messages": Out(Messages()),
                 "discard": Out(1),
+                "posted": In(1),
+                "idle": In(1),
             }
         )
 

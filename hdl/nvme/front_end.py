@@ -69,16 +69,11 @@ class NvmeFrontEnd(wiring.Component):
         The host's register accesses.
     status
         What the PCIe hard block reports.
-    posted
-        Writes to host memory have been taken and have not left. A completion could pass them, so
-        CSTS.RDY and CSTS.SHST wait for them.
     flushes
         Flushes of all drives, before the power goes or as the write cache is switched off.
     host
         Access to host memory. Blocks go into and out of lines. Queue entries, PRP lists and
-        parameters go into the inbox.
-    host_idle
-        There is no host access and no tag in use.
+        parameters go into the inbox. CSTS.RDY and CSTS.SHST wait for writes that are ``posted``.
     reset_done
         A function level reset is done (`FunctionReset`).
     command
@@ -103,8 +98,6 @@ class NvmeFrontEnd(wiring.Component):
         How the host is told that volumes have lost data. Not used without `Config.background`.
     volumes
         What is known of volumes.
-    drive_present
-        Bit a drive port: it has a drive.
     drive_emulated
         Bit a drive port: 512-byte sectors of the drive itself are emulated. Not used without
         `Config.sector_emulation`.
@@ -134,8 +127,6 @@ class NvmeFrontEnd(wiring.Component):
             {
                 "register": In(RegisterBus()),
                 "status": Out(PcieStatus()),
-                "posted": In(1),
-                "host_idle": In(1),
                 "flushes": Out(HostFlushes()),
                 "host": Out(HostAccess(config)),
                 "reset_done": Out(1),
@@ -149,7 +140,6 @@ class NvmeFrontEnd(wiring.Component):
                 "report": Out(ReportAccess()),
                 "slots": Out(SlotEvents(config)),
                 "tellings": Out(Tellings(config)),
-                "drive_present": In(config.ports),
                 "drive_emulated": In(config.ports),
                 "volumes": Out(VolumeAccess(config)),
                 "card": In(Card()),
@@ -260,7 +250,7 @@ class NvmeFrontEnd(wiring.Component):
         settled = Signal()
         m.d.comb += [
             settled.eq(
-                ~self.posted
+                ~self.host.posted
                 & ~self.host.post.valid
                 & ~queues.post.valid
                 & ~self._interrupts.leaving
@@ -291,7 +281,7 @@ class NvmeFrontEnd(wiring.Component):
             registers.forgotten.eq(function_reset.forgotten),
             self._interrupts.reset.eq(resets),
             function_reset.request.eq(resets),
-            function_reset.idle.eq(self.host_idle & ~self._moved),
+            function_reset.idle.eq(self.host.idle & ~self._moved),
             function_reset.bus_master.eq(self.status.bus_master),
             function_reset.enable.eq(registers.enable),
             function_reset.running.eq(self._queues.running),
@@ -547,7 +537,6 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, flipped(self.arrays), pages.arrays)
         connect(m, pages.report, flipped(self.report))
         m.d.comb += [
-            pages.drive_present.eq(self.drive_present),
             admin.news.eq(self.arrays.news),
             pages.detached.eq(admin.detached),
             pages.probe.eq(admin.probe),

@@ -26,7 +26,7 @@ class Endpoint(wiring.Component):
     MSI-X message that is withheld when it would leave is dropped instead.
 
     A link reset ends the packet that is leaving, and every read as soon as it can be said: no
-    completion comes any more. ``discard`` must follow it in the next cycle, until ``idle``.
+    completion comes any more. ``discard`` must follow it in the next cycle, until ``host.idle``.
 
     Parameters
     ----------
@@ -54,14 +54,12 @@ class Endpoint(wiring.Component):
     register
         The host's register accesses, from the shim. What is read goes to the shim after the writes
         that had been reported done, and the posts that had been taken. It goes at once while none
-        of them may leave, or the block is stuck (`RequestProgress`). ``posted`` says the truth all
-        the same.
+        of them may leave, or the block is stuck (`RequestProgress`). ``host.posted`` says the truth
+        all the same.
     target
         Those accesses, to the registers.
     posted
-        Memory writes are here, or are being made.
-    idle
-        Nothing moved in the last cycle, and no tag was in use. One may be in quarantine.
+        Memory writes that were handed over have not left, says the shim.
     now
         Time in cycles.
     deadline
@@ -87,8 +85,7 @@ class Endpoint(wiring.Component):
                 "status": Out(PcieStatus()),
                 "register": In(RegisterBus()),
                 "target": Out(RegisterBus()),
-                "posted": Out(1),
-                "idle": Out(1),
+                "posted": In(1),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
                 "busy": Out(1),
@@ -101,6 +98,7 @@ class Endpoint(wiring.Component):
         self._order = WritesAhead()
         self._ahead = Signal(AHEAD_BITS)  # writes that a completion could pass
         self._passes = Signal()  # one of them leaves
+        self._rested = Signal()  # nothing moved in the last cycle, and no tag was in use
 
         # The packet whose beat is next.
         self._offered = Signal()  # the beat has been offered before
@@ -165,7 +163,7 @@ class Endpoint(wiring.Component):
             may_answer.eq(order.passed | self._stopped | self.progress.stuck | answers),
             answer.valid.eq(known.valid & may_answer),
             known.ready.eq(answer.ready & may_answer),
-            self.posted.eq(writer.busy | (ahead != 0)),
+            self.host.posted.eq(writer.busy | (ahead != 0) | self.posted),
         ]
 
     def _decide(self, m: Module) -> None:
@@ -231,9 +229,10 @@ class Endpoint(wiring.Component):
         m.d.comb += [
             moves.eq(reader.busy | self._writer.busy | self._merge.busy | reader.drop.valid),
             rests.eq(~moves & ~reader.unanswered),
-            self.busy.eq(moves | (self.idle != rests)),
+            self.host.idle.eq(self._rested & ~self.posted),
+            self.busy.eq(moves | (self._rested != rests)),
         ]
-        m.d.sync += self.idle.eq(rests)
+        m.d.sync += self._rested.eq(rests)
 
     def _admit_reads(self, m: Module, reader, merge) -> None:
         """Reads that have a credit, or will not be sent, go to where all requests take turns."""

@@ -98,6 +98,7 @@ class DriveHealth(wiring.Component):
         states = self.states
         m.d.comb += [
             absent.eq(~Cat(self.present, Const(0, MAX_DRIVES - self._config.ports))),
+            states.present.eq(self.present),
             self.fail.ready.eq(1),
             reported.eq(self.fail.valid << self.fail.payload),
             states.failed.eq(absent | self.lost),

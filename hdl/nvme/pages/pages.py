@@ -82,8 +82,6 @@ class PageGenerator(wiring.Component):
         in sync.
     report
         Array states, jobs and findings. Not used without `Config.background`.
-    drive_present
-        A bit per drive port: a drive is there.
     log
         The SMART and error logs (`hdl.nvme.pages.health.Health`).
     health
@@ -122,7 +120,6 @@ class PageGenerator(wiring.Component):
                 "drives": In(DriveStates()),
                 "arrays": In(ArrayStatus(config)),
                 "report": Out(ReportAccess()),
-                "drive_present": In(config.ports),
                 "log": Out(LogAccess(config)),
                 "health": In(health_facts()),
                 "changed": In(config.volumes),
@@ -358,12 +355,13 @@ class PageGenerator(wiring.Component):
 
     def _state_of(self, m: Module, port: Value) -> data.View:
         """Of the drive at ``port``."""
+        drives, ports = self.drives, self._config.ports
         state, failed = Signal(drive_state()), Signal()
         m.d.comb += [
-            failed.eq(self.drives.failed.bit_select(port, 1)),
-            state.present.eq(self.drive_present.bit_select(port, 1)),
+            failed.eq(drives.failed.bit_select(port, 1)),
+            state.present.eq(drives.present[:ports].bit_select(port, 1)),
             state.failed.eq(failed),
-            state.stale.eq(self.drives.stale.bit_select(port, 1) & ~failed),
+            state.stale.eq(drives.stale.bit_select(port, 1) & ~failed),
         ]
         return state
 
