@@ -51,10 +51,10 @@ class AdminBench:
         """Identifiers of the requests that are held."""
         self.identifier = 0
         config = bench_config()
-        for name in ("misuse__valid", "misuse__payload", "warning", "news", "allocated",
-                     "parameter_read__done", "parameter_read__error",
-                     "abort_access__tried", "abort_access__found", "reports__posted",
-                     "clear"):  # fmt: skip
+        for name in ("sources__misuse__valid", "sources__misuse__payload", "sources__warning",
+                     "sources__news", "probe__allocated", "parameter_read__done",
+                     "parameter_read__error", "abort_access__tried", "abort_access__found",
+                     "reports__posted", "clear"):  # fmt: skip
             getattr(dut, name).value = 0
         dut.entry_sizes_good.value = dut.io_queues.value = 0
         self.entry = StreamSource(dut, "entry", layout=sqe())
@@ -66,12 +66,15 @@ class AdminBench:
         )
         self.report = StreamSink(dut, "reports__ended", layout=report(), callback=self._reported)
         self.send = StreamSink(
-            dut, "send", callback=lambda _: self._send(), ignores="test_nvme_logs reads the pages"
+            dut,
+            "pages__request",
+            callback=lambda _: self._send(),
+            ignores="test_nvme_logs reads the pages",
         )
-        self.sent = StreamSource(dut, "sent")
-        for name in ("table_changes__request", "change", "parameter_read__request"):
+        self.sent = StreamSource(dut, "pages__response")
+        for name in ("table_changes__request", "queue_changes__request", "parameter_read__request"):
             StreamSink(dut, name, callback=lambda _: None)
-        for name in ("table_changes__response", "changed"):
+        for name in ("table_changes__response", "queue_changes__response"):
             StreamSource(dut, name)
         self.warning = 0
         self.held = 0
@@ -139,10 +142,10 @@ class AdminBench:
         if event == EventType.HEALTH:
             # Another warning each time; those that go are no event.
             self.warning ^= sum(WARNINGS)
-            dut.warning.value = self.warning
+            dut.sources__warning.value = self.warning
             await ClockCycles(dut.clk, 1)
             return
-        pulse = dut.misuse__valid if event == EventType.ERROR else dut.news
+        pulse = dut.sources__misuse__valid if event == EventType.ERROR else dut.sources__news
         pulse.value = 1
         await ClockCycles(dut.clk, 1)
         pulse.value = 0
@@ -153,7 +156,7 @@ async def admin_bench(dut) -> AdminBench:
     await start(dut)
     await bench.run(opcode=nvme.SET_FEATURES, cdw10=11, cdw11=sum(WARNINGS))
     bench.warning = WARNINGS[0]
-    dut.warning.value = bench.warning
+    dut.sources__warning.value = bench.warning
     await bench.hold()
     await ClockCycles(dut.clk, TOLD_CYCLES)
     await bench.read(EventType.HEALTH)
@@ -271,7 +274,7 @@ async def a_reset_forgets(dut):
 
     async def reset() -> None:
         # A warning that is still there would be told again.
-        dut.warning.value = 0
+        dut.sources__warning.value = 0
         bench.warning = WARNINGS[1]
         dut.clear.value = 1
         await ClockCycles(dut.clk, 1)
@@ -387,7 +390,7 @@ class ForgetsAll(Admin):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.events.begun.eq(~0)
+        m.d.comb += m.submodules.events.logs.begun.eq(~0)
         return m
 
 

@@ -437,7 +437,8 @@ class AnswersItself(NvmeFrontEnd):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.registers.flushed.eq(m.submodules.registers.flush)
+        request = m.submodules.registers.shutdown_flush
+        m.d.comb += request.flushed.eq(request.flush)
         return m
 
 

@@ -247,6 +247,7 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, registers.admin, queues.admin)
         connect(m, registers.doorbell, queues.doorbell)
         connect(m, registers.vectors, self._interrupts.vectors)
+        connect(m, registers.shutdown_flush, flipped(self.flushes).shutdown)
         settled = Signal()
         m.d.comb += [
             settled.eq(
@@ -265,8 +266,6 @@ class NvmeFrontEnd(wiring.Component):
             registers.fatal.eq(
                 registers.enable & (self._decode.dropped.valid | self._admin_entry.dropped.valid)
             ),
-            registers.flushed.eq(self.flushes.shutdown.flushed),
-            self.flushes.shutdown.flush.eq(registers.flush),
         ]
 
     def _connect_resets(self, m: Module) -> None:
@@ -377,8 +376,8 @@ class NvmeFrontEnd(wiring.Component):
         m.d.comb += [
             entries.read_beat.eq(decode.beat),
             decode.beat_data.eq(entries.read_data),
-            decode.write_through.eq(self._admin.write_through),
-            decode.detached.eq(self._admin.detached),
+            decode.write_through.eq(self._admin.settings.write_through),
+            decode.detached.eq(self._admin.namespaces.detached),
             decode.stop.eq(~self._registers.enable),
             slots.stop.eq(~self._registers.enable),
         ]
@@ -505,8 +504,7 @@ class NvmeFrontEnd(wiring.Component):
         """Admin commands: queues and tables that they change."""
         admin, queues, registers = self._admin, self._queues, self._registers
         connect(m, self._admin_entry.entry, admin.entry)
-        connect(m, admin.change, queues.change)
-        connect(m, queues.changed, admin.changed)
+        connect(m, admin.queue_changes, queues.changes)
         connect(m, admin.table_changes, flipped(self.table_changes))
         m.d.comb += [
             queues.admin_taken.eq(self._admin_entry.taken),
@@ -526,8 +524,7 @@ class NvmeFrontEnd(wiring.Component):
     def _connect_pages(self, m: Module) -> None:
         """Pages for the host: who asks for them, and the tables that they list."""
         admin, sender, pages = self._admin, self._sender, self._pages
-        connect(m, admin.send, sender.request)
-        connect(m, sender.response, admin.sent)
+        connect(m, admin.pages, sender.pages)
         connect(m, sender.build, pages.request)
         connect(m, pages.response, sender.built)
         connect(m, sender.free, flipped(self.lines).free)
@@ -536,12 +533,9 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, flipped(self.drives), pages.drives)
         connect(m, flipped(self.arrays), pages.arrays)
         connect(m, pages.report, flipped(self.report))
-        m.d.comb += [
-            admin.news.eq(self.arrays.news),
-            pages.detached.eq(admin.detached),
-            pages.probe.eq(admin.probe),
-            admin.allocated.eq(pages.allocated),
-        ]
+        connect(m, admin.namespaces, pages.namespaces)
+        connect(m, admin.probe, pages.probe)
+        m.d.comb += admin.sources.news.eq(self.arrays.news)
 
     def _connect_names(self, m: Module) -> None:
         """What names the card and its volumes."""
@@ -576,10 +570,7 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, self._slots.note, health.io)
         connect(m, self._admin.note, health.admin)
         connect(m, pages.log, health.log)
-        m.d.comb += [
-            health.now.eq(self.now),
-            pages.changed.eq(self._admin.changes),
-        ]
+        m.d.comb += health.now.eq(self.now)
 
     def _connect_events(self, m: Module) -> None:
         """Events of doorbells, and reports of all. An error event is told once its entry is in the
@@ -596,8 +587,8 @@ class NvmeFrontEnd(wiring.Component):
                 m.d.sync += by_value.eq(queues.misuse.valid & queues.misuse.payload)
         m.d.comb += [
             health.misuse.eq(misuse),
-            admin.misuse.valid.eq(health.recorded),
-            admin.misuse.payload.eq(by_value),
+            admin.sources.misuse.valid.eq(health.recorded),
+            admin.sources.misuse.payload.eq(by_value),
         ]
 
     def _connect_conditions(self, m: Module) -> None:
@@ -621,7 +612,7 @@ class NvmeFrontEnd(wiring.Component):
             self._health.conditions.eq(Cat(Const(1, 1), self._slots.active, warm, hot)),
             pages.health.temperature.eq(kelvin),
             pages.health.warning.eq(warning),
-            admin.warning.eq(warning),
+            admin.sources.warning.eq(warning),
         ]
 
     def _connect_busy(self, m: Module, blocks: list) -> None:

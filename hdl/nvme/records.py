@@ -116,6 +116,27 @@ def change(config: Config) -> data.StructLayout:
     )
 
 
+class QueueChanges(wiring.Signature):
+    """Changes to the I/O queues, seen from the admin commands.
+
+    Ports
+    -----
+    request
+        Create and delete of I/O queues.
+    response
+        The status field that answers each. A DELETE_SQ is answered once the queue's fetched
+        commands have ended.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "request": Out(stream.Signature(change(config))),
+                "response": In(stream.Signature(STATUS_BITS)),
+            }
+        )
+
+
 def admit(config: Config) -> data.StructLayout:
     """A decoded I/O command with its two PRP entries.
 

@@ -7,12 +7,11 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import DWORDS_PER_BLOCK, Config
 from hdl.flow.flush_request import FlushRequest
 from hdl.flow.manage import Changes
-from hdl.kit.pulse import Pulse
 from hdl.nvme.admin.events import LOGS as EVENT_LOGS
-from hdl.nvme.admin.events import PLACES, Events, Reports
+from hdl.nvme.admin.events import PLACES, Events, EventSources, Reports
 from hdl.nvme.admin.features import Features, Settings
 from hdl.nvme.admin.manage import Manage, opcodes
-from hdl.nvme.admin.namespaces import Namespaces
+from hdl.nvme.admin.namespaces import Namespaces, NamespaceStates, VolumeProbe
 from hdl.nvme.codes import (
     BROADCAST_NSID,
     PAGE_SHIFT,
@@ -23,15 +22,14 @@ from hdl.nvme.codes import (
     status_field,
 )
 from hdl.nvme.pages.catalogue import LISTS, STRUCTURES, log_dwords, logs
-from hdl.nvme.pages.facts import WARNING_BITS
 from hdl.nvme.pages.health import note
-from hdl.nvme.pages.sender import send_request
+from hdl.nvme.pages.sender import PageAccess
 from hdl.nvme.records import (
     AbortAccess,
     ParameterRead,
+    QueueChanges,
     QueueOperation,
     assign,
-    change,
     finish,
     sqe,
 )
@@ -69,22 +67,14 @@ class Admin(wiring.Component):
         Commands that failed, for the error log, before they end.
     reports
         Asynchronous Event Requests that end.
-    misuse
-        As in `hdl.nvme.admin.events.Events`.
-    warning
-        As in `hdl.nvme.admin.events.Events`.
-    news
-        As in `hdl.nvme.admin.events.Events`.
-    changes
-        As in `hdl.nvme.admin.events.Events`.
-    detached
-        As in `hdl.nvme.admin.namespaces.Namespaces`.
+    sources
+        What may be an event, besides namespaces that change.
+    namespaces
+        Which are not attached, and which have changed.
     probe
-        As in `hdl.nvme.admin.namespaces.Namespaces`.
-    allocated
-        As in `hdl.nvme.admin.namespaces.Namespaces`.
+        Whether the volume of a Namespace Attachment exists.
     parameter_read
-        As in `hdl.nvme.admin.namespaces.Namespaces`.
+        The read of the controller list of a Namespace Attachment.
     table_changes
         Changes to the array and volume tables.
     settings
@@ -92,24 +82,18 @@ class Admin(wiring.Component):
     abort_access
         I/O commands that are to be aborted. If one is found, `SlotTable` ends the Abort behind it,
         and the next command is taken here meanwhile.
-    change
-        Create and delete of I/O queues (`QueueEngine`).
-    changed
-        Their status fields.
-    send
+    queue_changes
+        Changes to the I/O queues (`QueueEngine`).
+    pages
         Pages for the host (`hdl.nvme.pages.sender.PageSender`).
-    sent
-        Their status fields.
     entry_sizes_good
         CC has the queue entry sizes that I/O queues need.
     io_queues
         There are I/O queues.
     clear
         The controller is being reset. Features, events and held requests are forgotten.
-    write_through
-        The host has switched the volatile write cache off.
     caching
-        Writes that began before that are still inside.
+        Writes that began before the volatile write cache was switched off are still inside.
     cache_flush
         The drives are to be flushed.
     stop
@@ -131,25 +115,18 @@ class Admin(wiring.Component):
                 "finish": Out(stream.Signature(finish(config))),
                 "note": Out(stream.Signature(note(config))),
                 "reports": Out(Reports()),
-                "misuse": In(Pulse(1)),
-                "warning": In(WARNING_BITS),
-                "news": In(1),
-                "changes": Out(config.volumes),
-                "detached": Out(config.volumes),
-                "probe": Out(config.volume_bits),
-                "allocated": In(1),
+                "sources": In(EventSources()),
+                "namespaces": Out(NamespaceStates(config)),
+                "probe": Out(VolumeProbe(config)),
                 "parameter_read": Out(ParameterRead(config)),
                 "table_changes": Out(Changes(config)),
                 "settings": Out(Settings(config)),
                 "abort_access": Out(AbortAccess(config)),
-                "change": Out(stream.Signature(change(config))),
-                "changed": In(stream.Signature(STATUS_BITS)),
-                "send": Out(stream.Signature(send_request(config))),
-                "sent": In(stream.Signature(STATUS_BITS)),
+                "queue_changes": Out(QueueChanges(config)),
+                "pages": Out(PageAccess(config)),
                 "entry_sizes_good": In(1),
                 "io_queues": In(1),
                 "clear": In(1),
-                "write_through": Out(1),
                 "caching": In(1),
                 "cache_flush": Out(FlushRequest()),
                 "stop": In(1),
@@ -225,24 +202,21 @@ class Admin(wiring.Component):
             features.set.eq(command.opcode == AdminOpcode.SET_FEATURES.value),
             features.io_queues.eq(self.io_queues),
             features.clear.eq(self.clear),
-            self.write_through.eq(features.write_through),
         ]
 
     def _connect_events(self, m: Module) -> None:
         """What `Events` learns, and the requests that it ends."""
         events, manage, namespaces = self._events, self._manage, self._namespaces
         connect(m, events.reports, flipped(self.reports))
-        connect(m, flipped(self.misuse), events.misuse)
+        connect(m, flipped(self.sources), events.sources)
         m.d.comb += [
-            events.warning.eq(self.warning),
-            events.news.eq(self.news),
             events.configuration.eq(self._features.events),
             events.clear.eq(self.clear),
             events.identifier.eq(self.entry.payload.identifier),
-            events.anew.eq(self._log_offset == 0),
-            events.changed.eq(manage.changed | namespaces.changed),
-            events.namespace.eq(Mux(manage.changed, manage.volume, namespaces.volume)),
-            self.changes.eq(events.changes),
+            events.logs.anew.eq(self._log_offset == 0),
+            events.changed.valid.eq(manage.changed | namespaces.changed),
+            events.changed.payload.eq(Mux(manage.changed, manage.volume, namespaces.volume)),
+            self.namespaces.changed.eq(events.changes),
         ]
 
     def _connect_tables(self, m: Module) -> None:
@@ -250,6 +224,7 @@ class Admin(wiring.Component):
         manage, namespaces, command = self._manage, self._namespaces, self.entry.payload
         connect(m, manage.table_changes, flipped(self.table_changes))
         connect(m, namespaces.parameter_read, flipped(self.parameter_read))
+        connect(m, namespaces.probe, flipped(self.probe))
         m.d.comb += [
             manage.entry.eq(command),
             namespaces.nsid.eq(command.nsid),
@@ -257,9 +232,7 @@ class Admin(wiring.Component):
             namespaces.prp1.eq(command.prp1),
             namespaces.created.eq(manage.created),
             namespaces.created_volume.eq(manage.volume),
-            namespaces.allocated.eq(self.allocated),
-            self.probe.eq(namespaces.probe),
-            self.detached.eq(namespaces.detached),
+            self.namespaces.detached.eq(namespaces.detached),
         ]
 
     def _describe_command(self, m: Module) -> None:
@@ -292,7 +265,7 @@ class Admin(wiring.Component):
         """What a create or a delete asks of the queues."""
         command = self.entry.payload
         m.d.comb += assign(
-            self.change.payload,
+            self.queue_changes.request.payload,
             queue=self._queue_number,
             page=command.prp1[PAGE_SHIFT:],
             last=self._queue_last,
@@ -303,7 +276,7 @@ class Admin(wiring.Component):
         with m.Switch(command.opcode):
             for opcode, operation in QUEUE_OPERATIONS.items():
                 with m.Case(opcode.value):
-                    m.d.comb += self.change.payload.operation.eq(operation)
+                    m.d.comb += self.queue_changes.request.payload.operation.eq(operation)
 
     def _fail(self, m: Module, code: StatusCode) -> None:
         """Ends a state: the command ends with ``code``."""
@@ -476,7 +449,7 @@ class Admin(wiring.Component):
         ``kinds``: the page of each code. A code that is not there ends the command with
         ``otherwise``. The rest is as in `hdl.nvme.pages.sender.send_request`.
         """
-        command, send = self.entry.payload, self.send.payload
+        command, send = self.entry.payload, self.pages.request.payload
         m.d.sync += assign(
             send, dwords=dwords, nsid=nsid, skip=skip, prp1=command.prp1, prp2=command.prp2
         )
@@ -537,14 +510,14 @@ class Admin(wiring.Component):
     def _change_queue(self, m: Module) -> None:
         """The states CHANGE and CHANGED: the queues create or delete one."""
         with m.State("CHANGE"):
-            m.d.comb += self.change.valid.eq(1)
-            with m.If(self.change.ready):
+            m.d.comb += self.queue_changes.request.valid.eq(1)
+            with m.If(self.queue_changes.request.ready):
                 m.next = "CHANGED"
 
         with m.State("CHANGED"):
-            m.d.comb += self.changed.ready.eq(1)
-            m.d.sync += self._status.eq(self.changed.payload)
-            with m.If(self.changed.valid):
+            m.d.comb += self.queue_changes.response.ready.eq(1)
+            m.d.sync += self._status.eq(self.queue_changes.response.payload)
+            with m.If(self.queue_changes.response.valid):
                 m.next = "JUDGE"
 
     def _send_page(self, m: Module) -> None:
@@ -553,21 +526,22 @@ class Admin(wiring.Component):
         command, events, log_page = self.entry.payload, self._events, self._log_page
         gets_log = command.opcode == AdminOpcode.GET_LOG_PAGE.value
         with m.State("SEND"):
-            m.d.comb += self.send.valid.eq(1)
+            m.d.comb += self.pages.request.valid.eq(1)
             with m.If(gets_log):
                 for event, page in EVENT_LOGS.items():
-                    m.d.comb += events.begun[PLACES[event]].eq(log_page == page.value)
-            with m.If(self.send.ready):
+                    m.d.comb += events.logs.begun[PLACES[event]].eq(log_page == page.value)
+            with m.If(self.pages.request.ready):
                 m.next = "SENT"
 
         with m.State("SENT"):
-            m.d.comb += self.sent.ready.eq(1)
-            m.d.sync += self._status.eq(self.sent.payload)
-            with m.If(self.sent.valid):
+            sent = self.pages.response
+            m.d.comb += sent.ready.eq(1)
+            m.d.sync += self._status.eq(sent.payload)
+            with m.If(sent.valid):
                 m.next = "JUDGE"
-                with m.If(gets_log & ~command.cdw10[RETAIN_BIT] & (self.sent.payload == 0)):
+                with m.If(gets_log & ~command.cdw10[RETAIN_BIT] & (sent.payload == 0)):
                     for event, page in EVENT_LOGS.items():
-                        m.d.comb += events.cleared[PLACES[event]].eq(log_page == page.value)
+                        m.d.comb += events.logs.cleared[PLACES[event]].eq(log_page == page.value)
 
     def _answer_feature(self, m: Module) -> None:
         """The state FEATURE: `Features` answers. If the write cache is off now, it is stored."""
@@ -637,11 +611,11 @@ class Admin(wiring.Component):
         """Nothing moves in this state until somebody else does something."""
         return (
             (fsm.ongoing("TAKE") & ~self.entry.valid)
-            | (self.change.valid & ~self.change.ready)
+            | (self.queue_changes.request.valid & ~self.queue_changes.request.ready)
             | (self.abort_access.command.valid & ~self.abort_access.command.ready)
-            | (fsm.ongoing("CHANGED") & ~self.changed.valid)
-            | (self.send.valid & ~self.send.ready)
-            | (fsm.ongoing("SENT") & ~self.sent.valid)
+            | (fsm.ongoing("CHANGED") & ~self.queue_changes.response.valid)
+            | (self.pages.request.valid & ~self.pages.request.ready)
+            | (fsm.ongoing("SENT") & ~self.pages.response.valid)
             | (fsm.ongoing("MANAGE") & ~self._manage.done)
             | (fsm.ongoing("DRAIN") & ~self.stop & (self.caching | self.cache_flush.flush))
             | (fsm.ongoing("STORE") & ~self.stop & ~self.cache_flush.flushed)

@@ -63,6 +63,41 @@ class Reports(wiring.Signature):
         )
 
 
+class EventSources(wiring.Signature):
+    """What is told to the host as an event, seen from who knows of it.
+
+    Ports
+    -----
+    misuse
+        A doorbell was misused. It is 1 if by its value, else by writing it at all.
+    warning
+        Critical Warning, a level. A bit that appears is an event, if it is configured.
+    news
+        A pulse: the state of an array has changed, which is a vendor specific event.
+    """
+
+    def __init__(self):
+        super().__init__({"misuse": Out(Pulse(1)), "warning": Out(WARNING_BITS), "news": Out(1)})
+
+
+class LogReads(wiring.Signature):
+    """The host reads log pages of events, seen from the admin commands. A bit a type of event.
+
+    Ports
+    -----
+    begun
+        A pulse or longer: the log page is about to be built. The page will have everything that was
+        told before.
+    anew
+        One bit. With ``begun``: the page is read from its first byte on.
+    cleared
+        A pulse: the log page has been read without Retain Asynchronous Event.
+    """
+
+    def __init__(self):
+        super().__init__({"begun": Out(TYPES), "anew": Out(1), "cleared": Out(TYPES)})
+
+
 class Events(wiring.Component):
     """Holds Asynchronous Event Requests and answers one for each event.
 
@@ -95,28 +130,17 @@ class Events(wiring.Component):
         it has been looked for, or its entry had no room. Then it is still held.
     found
         With ``aborted``: the request has ended as aborted.
-    misuse
-        A doorbell was misused. It is 1 if by its value, else by writing it at all.
-    warning
-        Critical Warning, a level. A bit that appears is an event, if it is configured.
+    sources
+        What may be an event, besides namespaces that change.
     changed
-        A pulse: a namespace has changed, which is an event, if it is configured.
-    news
-        A pulse: the state of an array has changed, which is a vendor specific event.
-    namespace
-        With ``changed``: the volume.
+        The namespace of this volume has changed, which is an event, if it is configured.
     changes
         Bit a volume: its namespace has changed since the log of changes was begun that the host has
         read.
     configuration
         Asynchronous Event Configuration.
-    begun
-        Bit a type, a pulse or longer: its log page is about to be built. The page will have
-        everything that was told here before.
-    anew
-        With ``begun``: the page is read from its first byte on.
-    cleared
-        Bit a type, a pulse: its log page has been read.
+    logs
+        Log pages that are read. They will have what was told here before they were begun.
     clear
         The controller is being reset. Everything is forgotten.
     reports
@@ -138,16 +162,11 @@ class Events(wiring.Component):
                 "abort": In(1),
                 "aborted": Out(1),
                 "found": Out(1),
-                "misuse": In(Pulse(1)),
-                "warning": In(WARNING_BITS),
-                "changed": In(1),
-                "news": In(1),
-                "namespace": In(config.volume_bits),
+                "sources": In(EventSources()),
+                "changed": In(Pulse(config.volume_bits)),
                 "changes": Out(config.volumes),
                 "configuration": In(CONFIGURATION_BITS),
-                "begun": In(TYPES),
-                "anew": In(1),
-                "cleared": In(TYPES),
+                "logs": In(LogReads()),
                 "clear": In(1),
                 "reports": Out(Reports()),
                 "busy": Out(1),
@@ -185,9 +204,9 @@ class Events(wiring.Component):
         self._follow_pages(m)
         self._follow_errors(m)
         self._follow_namespaces(m)
-        with m.If(self.news):
+        with m.If(self.sources.news):
             self._happens(m, EventType.VENDOR)
-        m.d.comb += self._ready.eq(self._pending & ~self._masked & ~self.cleared)
+        m.d.comb += self._ready.eq(self._pending & ~self._masked & ~self.logs.cleared)
         kind = lowest_bit(m, self._ready, "kind")
         result = self._describe(m, kind)
         tells = self._ready.any() & self._has_request.any()
@@ -201,9 +220,12 @@ class Events(wiring.Component):
                 & ~tells
                 & ~self.abort
                 & (self._warns == self._warned)
-                & ~self.cleared.any()
+                & ~self.logs.cleared.any()
             ) | (self.reports.ended.valid & ~self.reports.ended.ready & ~self.aborted)
-        m.d.comb += self.busy.eq(~waits | self.hold | self.misuse.valid | self.changed | self.news)
+        sources = self.sources
+        m.d.comb += self.busy.eq(
+            ~waits | self.hold | sources.misuse.valid | self.changed.valid | sources.news
+        )
         with m.If(self.clear):
             pending, masked, fresh, told = self._pending, self._masked, self._fresh, self._told
             kept = (self._has_request, pending, masked, fresh, told, self._warned)
@@ -224,10 +246,10 @@ class Events(wiring.Component):
     def _follow_pages(self, m: Module) -> None:
         """What log pages that were begun, or have been read, do to the events of their types."""
         m.d.sync += [
-            self._pending.eq(self._pending & ~(self.cleared & ~self._fresh)),
-            self._masked.eq(self._masked & ~(self.cleared & ~self._told)),
-            self._fresh.eq(self._fresh & ~Mux(self.anew, self.begun, 0)),
-            self._told.eq(self._told & ~self.begun),
+            self._pending.eq(self._pending & ~(self.logs.cleared & ~self._fresh)),
+            self._masked.eq(self._masked & ~(self.logs.cleared & ~self._told)),
+            self._fresh.eq(self._fresh & ~Mux(self.logs.anew, self.logs.begun, 0)),
+            self._told.eq(self._told & ~self.logs.begun),
         ]
 
     def _happens(self, m: Module, event: EventType) -> None:
@@ -239,14 +261,14 @@ class Events(wiring.Component):
         """Events of doorbells that are misused, and of warnings that appear."""
         appears = Signal(WARNING_BITS)
         m.d.comb += [
-            self._warns.eq(self.warning & self.configuration[:WARNING_BITS]),
+            self._warns.eq(self.sources.warning & self.configuration[:WARNING_BITS]),
             appears.eq(self._warns & ~self._warned),
         ]
         m.d.sync += self._warned.eq(self._warns)
-        with m.If(self.misuse.valid):
+        with m.If(self.sources.misuse.valid):
             self._happens(m, EventType.ERROR)
             with m.If(~self._fresh[PLACES[EventType.ERROR]]):
-                m.d.sync += self._by_value.eq(self.misuse.payload)
+                m.d.sync += self._by_value.eq(self.sources.misuse.payload)
         with m.If(appears.any()):
             self._happens(m, EventType.HEALTH)
             with m.If(~self._fresh[PLACES[EventType.HEALTH]]):
@@ -258,14 +280,14 @@ class Events(wiring.Component):
     def _follow_namespaces(self, m: Module) -> None:
         """Events of namespaces that change, and which have changed since the host was told."""
         notice = PLACES[EventType.NOTICE]
-        with m.If(self.begun[notice] & self.anew):
+        with m.If(self.logs.begun[notice] & self.logs.anew):
             m.d.sync += self._listed.eq(self.changes)
-        with m.If(self.cleared[notice]):
+        with m.If(self.logs.cleared[notice]):
             m.d.sync += self.changes.eq(self.changes & ~self._listed)
-        with m.If(self.changed):
+        with m.If(self.changed.valid):
             m.d.sync += [
-                self.changes.bit_select(self.namespace, 1).eq(1),
-                self._listed.bit_select(self.namespace, 1).eq(0),
+                self.changes.bit_select(self.changed.payload, 1).eq(1),
+                self._listed.bit_select(self.changed.payload, 1).eq(0),
             ]
             with m.If(self.configuration[NAMESPACE_NOTICE]):
                 self._happens(m, EventType.NOTICE)

@@ -84,6 +84,8 @@ class Settings(wiring.Signature):
         Interrupt Coalescing: time in 100 us.
     uncoalesced
         Bit a vector: its interrupts must not wait.
+    write_through
+        The host has switched the volatile write cache off.
     """
 
     def __init__(self, config: Config):
@@ -95,6 +97,7 @@ class Settings(wiring.Signature):
                 "threshold": Out(8),
                 "delay": Out(8),
                 "uncoalesced": Out(config.queue_pairs + 1),
+                "write_through": Out(1),
             }
         )
 
@@ -131,11 +134,9 @@ class Features(wiring.Component):
         I/O queues exist. Their number cannot be changed any more.
     clear
         All features go back to their initial values.
-    write_through
-        The host has switched the volatile write cache off.
     stores
-        A pulse with ``status``: it does so by this command, so what is in the caches must be
-        stored.
+        A pulse with ``status``: the host switches the volatile write cache off by this command, so
+        what is in the caches must be stored.
     events
         Asynchronous Event Configuration.
     settings
@@ -163,7 +164,6 @@ class Features(wiring.Component):
                 "result": Out(32),
                 "io_queues": In(1),
                 "clear": In(1),
-                "write_through": Out(1),
                 "stores": Out(1),
                 "events": Out(CONFIGURATION_BITS),
                 "settings": Out(Settings(config)),
@@ -202,7 +202,8 @@ class Features(wiring.Component):
         self._answer(m)
         with m.If(self.clear):
             m.d.sync += [
-                Cat(self._written, self.write_through, self.settings.under, self.events).eq(0),
+                Cat(self._written, self.settings.write_through).eq(0),
+                Cat(self.settings.under, self.events).eq(0),
                 Cat(self.settings.threshold, self.settings.delay, self.settings.uncoalesced).eq(0),
                 self.settings.over.eq(WARNING_KELVIN),
                 self.settings.burst.eq(RULES[Feature.ARBITRATION].initial),
@@ -296,7 +297,7 @@ class Features(wiring.Component):
                     with m.Else():
                         m.d.sync += self.settings.over.eq(value)
                 with m.Case(Feature.VOLATILE_WRITE_CACHE.value):
-                    m.d.sync += self.write_through.eq(~value[0])
+                    m.d.sync += self.settings.write_through.eq(~value[0])
                     m.d.comb += self.stores.eq(~value[0])
                 with m.Case(Feature.INTERRUPT_COALESCING.value):
                     m.d.sync += Cat(self.settings.threshold, self.settings.delay).eq(value)

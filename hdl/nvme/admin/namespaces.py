@@ -16,6 +16,37 @@ ATTACH, DETACH = 0, 1
 """SEL of Namespace Attachment."""
 
 
+class VolumeProbe(wiring.Signature):
+    """Whether a volume exists, seen from who asks.
+
+    Ports
+    -----
+    volume
+        The volume.
+    allocated
+        One cycle later: it exists.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__({"volume": Out(config.volume_bits), "allocated": In(1)})
+
+
+class NamespaceStates(wiring.Signature):
+    """What is told of all namespaces, seen from the admin commands.
+
+    Ports
+    -----
+    detached
+        Bit a volume: its namespace is not attached to the controller.
+    changed
+        Bit a volume: its namespace has changed since the log of changes was begun that the host has
+        read.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__({"detached": Out(config.volumes), "changed": Out(config.volumes)})
+
+
 class Namespaces(wiring.Component):
     """Attaches and detaches volumes. A volume that is created is attached.
 
@@ -43,9 +74,7 @@ class Namespaces(wiring.Component):
     created_volume
         The volume.
     probe
-        Which volume ``allocated`` is about.
-    allocated
-        One cycle later: the volume exists.
+        Whether the volume exists.
     detached
         Bit a volume: it is not attached.
     changed
@@ -76,8 +105,7 @@ class Namespaces(wiring.Component):
                 "status": Out(STATUS_BITS),
                 "created": In(1),
                 "created_volume": In(config.volume_bits),
-                "probe": Out(config.volume_bits),
-                "allocated": In(1),
+                "probe": Out(VolumeProbe(config)),
                 "detached": Out(config.volumes),
                 "changed": Out(1),
                 "volume": Out(config.volume_bits),
@@ -94,7 +122,7 @@ class Namespaces(wiring.Component):
         m = Module()
         m.d.comb += [
             self.volume.eq(self.nsid - 1),
-            self.probe.eq(self.volume),
+            self.probe.volume.eq(self.volume),
             *assign(
                 self.parameter_read.request.payload,
                 kind=Kind.PARAMETER,
@@ -139,7 +167,7 @@ class Namespaces(wiring.Component):
                 (
                     (nsid[:32].all() | (self.select > DETACH), StatusCode.INVALID_FIELD),
                     ((nsid == 0) | (nsid > volumes), StatusCode.INVALID_NAMESPACE),
-                    (~self.allocated, StatusCode.INVALID_FIELD),
+                    (~self.probe.allocated, StatusCode.INVALID_FIELD),
                     (self.prp1[:2].any(), StatusCode.INVALID_PRP_OFFSET),
                 ),
             )

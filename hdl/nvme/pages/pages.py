@@ -19,6 +19,7 @@ from hdl.flow.line import line_stream, write_port
 from hdl.flow.report import REPORT_SHIFT, ReportAccess
 from hdl.flow.table_read import TableReads
 from hdl.nvme.admin.names import NameRead
+from hdl.nvme.admin.namespaces import NamespaceStates, VolumeProbe
 from hdl.nvme.admin.tally import Tally
 from hdl.nvme.commands.formats import formats
 from hdl.nvme.pages.facts import NUMBERS, PAGE_WORDS, drive_state, health_facts
@@ -86,14 +87,10 @@ class PageGenerator(wiring.Component):
         The SMART and error logs (`hdl.nvme.pages.health.Health`).
     health
         What the SMART log says of the moment.
-    changed
-        A bit per volume: its namespace has changed.
-    detached
-        A bit per volume: its namespace is not attached to the controller.
+    namespaces
+        Which are not attached, and which have changed.
     probe
-        A volume, to be looked up between requests.
-    allocated
-        That volume exists; a cycle after ``probe``.
+        Whether a volume exists. It is looked up between requests.
     names
         What names the card and a volume (`hdl.nvme.admin.names.Names`).
     formats
@@ -122,10 +119,8 @@ class PageGenerator(wiring.Component):
                 "report": Out(ReportAccess()),
                 "log": Out(LogAccess(config)),
                 "health": In(health_facts()),
-                "changed": In(config.volumes),
-                "detached": In(config.volumes),
-                "probe": In(config.volume_bits),
-                "allocated": Out(1),
+                "namespaces": In(NamespaceStates(config)),
+                "probe": In(VolumeProbe(config)),
                 "names": Out(NameRead(config)),
                 "formats": In(formats(config)),
                 "drive_emulated": In(config.ports),
@@ -238,12 +233,12 @@ class PageGenerator(wiring.Component):
         m.d.comb += [
             self._image.addr.eq(Cat(place, self._page.kind.as_value()[:IMAGE_BITS])),
             self.reads.geometry.address.eq(number),
-            self.reads.volume.address.eq(Mux(self._idle, self.probe, number)),
+            self.reads.volume.address.eq(Mux(self._idle, self.probe.volume, number)),
             self.reads.member.address.position.eq(self._index[: bits_for_count(MAX_DRIVES)]),
             self.reads.member.address.array.eq(number),
             self.reads.port.address.eq(number),
             self.reads.capacity.address.eq(number),
-            self.allocated.eq(self.reads.volume.data.valid),
+            self.probe.allocated.eq(self.reads.volume.data.valid),
         ]
 
     def _read_logs(self, m: Module) -> None:
@@ -336,8 +331,8 @@ class PageGenerator(wiring.Component):
         number = self._number[: self._config.volume_bits]
         m.d.comb += [
             volume.range.eq(found),
-            volume.active.eq(found.valid & ~self.detached.bit_select(number, 1)),
-            volume.changed.eq(self.changed.bit_select(number, 1)),
+            volume.active.eq(found.valid & ~self.namespaces.detached.bit_select(number, 1)),
+            volume.changed.eq(self.namespaces.changed.bit_select(number, 1)),
             volume.sectors.eq(self.formats.sectors.bit_select(number, 1)),
             volume.coarse.eq(self.formats.coarse.bit_select(number, 1)),
         ]

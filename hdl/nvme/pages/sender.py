@@ -22,6 +22,26 @@ def send_request(config: Config) -> data.StructLayout:
     )
 
 
+class PageAccess(wiring.Signature):
+    """Pages for the host, seen from who has them sent.
+
+    Ports
+    -----
+    request
+        What to send.
+    response
+        The status field, once the page has been sent, or has not.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "request": Out(stream.Signature(send_request(config))),
+                "response": In(stream.Signature(STATUS_BITS)),
+            }
+        )
+
+
 class PageSender(wiring.Component):
     """Builds and sends one page at a time, in a line of its own.
 
@@ -32,10 +52,8 @@ class PageSender(wiring.Component):
 
     Ports
     -----
-    request
-        What to send.
-    response
-        The status field, once the page has been sent, or has not.
+    pages
+        Pages to send.
     build
         The page that `PageGenerator` has to make.
     built
@@ -56,7 +74,7 @@ class PageSender(wiring.Component):
         Something is done without waiting for another block.
 
     Latency: 8 cycles from the request to the response, 9 with two requests to the host, and what
-    the other blocks take. Back-pressure: ``request`` waits for the page before.
+    the other blocks take. Back-pressure: a request waits for the page before.
 
     Errors: Invalid PRP Offset; Invalid Field when there is nothing to say of the namespace.
     """
@@ -64,8 +82,7 @@ class PageSender(wiring.Component):
     def __init__(self, *, config: Config):
         super().__init__(
             {
-                "request": In(stream.Signature(send_request(config))),
-                "response": Out(stream.Signature(STATUS_BITS)),
+                "pages": In(PageAccess(config)),
                 "build": Out(stream.Signature(page_request(config))),
                 "built": In(stream.Signature(1)),
                 "allocate": In(line_stream(config)),
@@ -94,14 +111,14 @@ class PageSender(wiring.Component):
             self._send(m)
             self._end(m)
         waits = (
-            (fsm.ongoing("TAKE") & ~self.request.valid)
+            (fsm.ongoing("TAKE") & ~self.pages.request.valid)
             | (fsm.ongoing("ALLOCATE") & ~self.allocate.valid)
             | (self.build.valid & ~self.build.ready)
             | (fsm.ongoing("WAIT_BUILT") & ~self.built.valid)
             | (self.write_request.valid & ~self.write_request.ready)
             | (fsm.ongoing("WAIT_SENT") & ~self.sent)
             | (self.free.valid & ~self.free.ready)
-            | (self.response.valid & ~self.response.ready)
+            | (self.pages.response.valid & ~self.pages.response.ready)
         )
         m.d.comb += self.busy.eq(~waits)
         return m
@@ -121,9 +138,9 @@ class PageSender(wiring.Component):
         """The states TAKE and CHECK: a request, and whether its PRPs are allowed."""
         asked = self._asked
         with m.State("TAKE"):
-            m.d.comb += self.request.ready.eq(1)
-            m.d.sync += [asked.eq(self.request.payload), self._status.eq(0)]
-            with m.If(self.request.valid):
+            m.d.comb += self.pages.request.ready.eq(1)
+            m.d.sync += [asked.eq(self.pages.request.payload), self._status.eq(0)]
+            with m.If(self.pages.request.valid):
                 m.next = "CHECK"
         with m.State("CHECK"):
             m.next = "ALLOCATE"
@@ -199,13 +216,13 @@ class PageSender(wiring.Component):
         """The states FREE and RESPOND: the line is given back, and the status told."""
         m.d.comb += [
             self.free.payload.eq(self.line),
-            self.response.payload.eq(self._status),
+            self.pages.response.payload.eq(self._status),
         ]
         with m.State("FREE"):
             m.d.comb += self.free.valid.eq(1)
             with m.If(self.free.ready):
                 m.next = "RESPOND"
         with m.State("RESPOND"):
-            m.d.comb += self.response.valid.eq(1)
-            with m.If(self.response.ready):
+            m.d.comb += self.pages.response.valid.eq(1)
+            with m.If(self.pages.response.ready):
                 m.next = "TAKE"

@@ -19,7 +19,6 @@ from hdl.nvme.codes import (
     PAGE_SHIFT,
     SQ_ENTRY_EXPONENT,
     SQE_DWORDS,
-    STATUS_BITS,
     StatusCode,
     status_field,
 )
@@ -29,9 +28,9 @@ from hdl.nvme.queues.fetch_plan import ADMIN_FETCH, FetchPlan
 from hdl.nvme.queues.queue_change import Effect, QueueChange
 from hdl.nvme.queues.queue_state import cq_base, cq_state, sq_base, sq_state
 from hdl.nvme.records import (
+    QueueChanges,
     QueueOperation,
     assign,
-    change,
     doorbell,
     entry,
     finish,
@@ -103,11 +102,8 @@ class QueueEngine(wiring.Component):
     misuse
         A doorbell was misused. It is 1 if the queue cannot have the value, or has it already, or
         would hold more than it can. Else there is no such queue.
-    change
-        Create and delete of I/O queues.
-    changed
-        The status field that answers each. A DELETE_SQ is answered once the queue's fetched
-        commands have ended.
+    changes
+        Changes to the I/O queues.
     io_queues
         An I/O completion queue exists.
     post
@@ -122,7 +118,7 @@ class QueueEngine(wiring.Component):
 
     Rate: an event in 5 cycles (a fetch in 6), four events a command and fewer under load.
     Back-pressure: a stalled ``post`` holds ``finish``, and a stalled ``read_request`` holds
-    fetches. Neither holds doorbells. A queue that is being deleted holds only ``change``.
+    fetches. Neither holds doorbells. A queue that is being deleted holds only ``changes``.
     """
 
     def __init__(self, *, config: Config):
@@ -148,8 +144,7 @@ class QueueEngine(wiring.Component):
                 "finish": In(stream.Signature(finish(config))),
                 "reports": In(Reports()),
                 "misuse": Out(Pulse(1)),
-                "change": In(stream.Signature(change(config))),
-                "changed": Out(stream.Signature(STATUS_BITS)),
+                "changes": In(QueueChanges(config)),
                 "io_queues": Out(1),
                 "post": Out(stream.Signature(post())),
                 "raised": Out(Pulse(queue_number)),
@@ -227,7 +222,7 @@ class QueueEngine(wiring.Component):
         m.submodules.heads = self._heads
         m.submodules.plan = self._plan
         m.submodules.judge = self._judge
-        for port in (self.post, self.read_request, self.changed):
+        for port in (self.post, self.read_request, self.changes.response):
             with m.If(port.ready):
                 m.d.sync += port.valid.eq(0)
         self._follow_heads(m)
@@ -277,7 +272,7 @@ class QueueEngine(wiring.Component):
 
     def _look_up(self, m: Module) -> None:
         """The entries of the queue at hand. ``cq_queue`` is chosen in JOIN and then kept."""
-        queue, cq_queue, asked = self._queue, self._cq_queue, self.change.payload
+        queue, cq_queue, asked = self._queue, self._cq_queue, self.changes.request.payload
         with m.Switch(self._event):
             with m.Case(QueueEvent.DOORBELL):
                 m.d.comb += self._on_cq.eq(self.doorbell.payload.head)
@@ -325,7 +320,7 @@ class QueueEngine(wiring.Component):
             plan.cq_last.eq(self._cq_base.last),
             plan.admin.eq(self._queue == 0),
             plan.room.eq(ring.room),
-            judge.operation.eq(self.change.payload.operation),
+            judge.operation.eq(self.changes.request.payload.operation),
             judge.sq_exists.eq(self._sq_valid.bit_select(self._queue, 1)),
             judge.cq_exists.eq(self._cq_valid.bit_select(self._cq_queue, 1)),
             judge.shared.eq(cq.queues != 0),
@@ -393,7 +388,7 @@ class QueueEngine(wiring.Component):
             & ready.any()
             & ~self.read_request.valid
         )
-        can_change = self.change.valid & ~self._change_waits & ~self.changed.valid
+        can_change = self.changes.request.valid & ~self._change_waits & ~self.changes.response.valid
         can_finish = self.finish.valid & ~self.post.valid
         waits_for_room = self.reports.stalled & ~self._silent & ~self.reports.ended.payload.aborted
         can_report = self.reports.ended.valid & ~self.post.valid & ~waits_for_room
@@ -427,7 +422,8 @@ class QueueEngine(wiring.Component):
                 m.d.sync += [event.eq(QueueEvent.REPORT), queue.eq(0)]
                 m.next = "LOAD"
             with m.Elif(can_change):
-                m.d.sync += [event.eq(QueueEvent.CHANGE), queue.eq(self.change.payload.queue)]
+                asked = self.changes.request.payload
+                m.d.sync += [event.eq(QueueEvent.CHANGE), queue.eq(asked.queue)]
                 m.next = "LOAD"
             with m.Elif(can_fetch):
                 m.d.sync += [
@@ -491,7 +487,7 @@ class QueueEngine(wiring.Component):
         value = self.doorbell.payload.value
         with m.State("RING_SQ"):
             m.d.comb += self.doorbell.ready.eq(1)
-            deleting = self._change_waits & (self.change.payload.queue == queue)
+            deleting = self._change_waits & (self.changes.request.payload.queue == queue)
             after, before = value > sq.tail, value < sq.head
             forward = Mux(sq.tail >= sq.head, after | before, after & before)
             exists = self._sq_valid.bit_select(queue, 1)
@@ -675,7 +671,7 @@ class QueueEngine(wiring.Component):
 
     def _change(self, m: Module) -> None:
         """The state CHANGE, which does what is judged of the change."""
-        asked, effect = self.change.payload, self._judge.effect
+        asked, effect = self.changes.request.payload, self._judge.effect
         with m.State("CHANGE"):
             m.d.comb += [
                 *assign(
@@ -714,10 +710,10 @@ class QueueEngine(wiring.Component):
             with m.If(effect == Effect.DRAIN_SQ):
                 m.d.sync += self._change_waits.eq(1)
             with m.Else():
-                m.d.comb += self.change.ready.eq(1)
+                m.d.comb += self.changes.request.ready.eq(1)
                 m.d.sync += [
-                    self.changed.valid.eq(1),
-                    self.changed.payload.eq(self._judge.status),
+                    self.changes.response.valid.eq(1),
+                    self.changes.response.payload.eq(self._judge.status),
                 ]
             m.next = "CHOOSE"
 

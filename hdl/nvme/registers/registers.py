@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
 from hdl.config.drive_time import row_given_up_ms
+from hdl.flow.flush_request import FlushRequest
 from hdl.flow.register_bus import RegisterBus
 from hdl.nvme.codes import (
     CQ_ENTRY_EXPONENT,
@@ -162,11 +163,9 @@ class Registers(wiring.Component):
     shutting
         A shutdown, normal or abrupt, has been asked for, and there has been no reset since. No
         command is wanted any more.
-    flush
-        A level: a shutdown is under way and every command has ended. It stays until ``flushed``.
-    flushed
-        Since ``flush`` rose, every drive has been flushed, or has failed to be. So CSTS.SHST goes
-        from occurring to complete.
+    shutdown_flush
+        A shutdown is under way, and every command has ended or been dropped. Once the drives have
+        been flushed, CSTS.SHST goes from occurring to complete.
     fatal
         A pulse that sets CSTS.CFS. CC.EN = 0 clears it. CC.EN = 1 with CSS, MPS or AMS other than
         0, or with an admin queue of one entry, sets it too. The controller then stays not ready.
@@ -200,8 +199,7 @@ class Registers(wiring.Component):
                 "drained": In(1),
                 "settled": In(1),
                 "shutting": Out(1),
-                "flush": Out(1),
-                "flushed": In(1),
+                "shutdown_flush": Out(FlushRequest()),
                 "fatal": In(1),
                 "entry_sizes_good": Out(1),
                 "misuse": Out(1),
@@ -240,7 +238,8 @@ class Registers(wiring.Component):
         self._wanted = Signal()  # its flush is wanted
         self._stored = Signal()  # its flush is answered
         # Its flush begins.
-        self._begins = self._at_rest & ~self._stored & ~self.flush & ~self.flushed
+        request = self.shutdown_flush
+        self._begins = self._at_rest & ~self._stored & ~request.flush & ~request.flushed
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -265,7 +264,7 @@ class Registers(wiring.Component):
         settling = (
             (self._closing & ~self.running)
             | self._begins
-            | (self.flush & self.flushed)
+            | (self.shutdown_flush.flush & self.shutdown_flush.flushed)
             | (self._at_rest & self._stored)
         )
         m.d.comb += self.busy.eq(~waits | settling | self.fatal)
@@ -341,12 +340,12 @@ class Registers(wiring.Component):
 
         A flush whose shutdown has been given up is answered all the same, for none.
         """
-        wanted, stored = self._wanted, self._stored
+        wanted, stored, request = self._wanted, self._stored, self.shutdown_flush
         m.d.comb += self.shutting.eq(self._shutdown != ShutdownStatus.NORMAL)
         with m.If(self._begins):
-            m.d.sync += [self.flush.eq(1), wanted.eq(1)]
-        with m.If(self.flush & self.flushed):
-            m.d.sync += [self.flush.eq(0), stored.eq(wanted)]
+            m.d.sync += [request.flush.eq(1), wanted.eq(1)]
+        with m.If(request.flush & request.flushed):
+            m.d.sync += [request.flush.eq(0), stored.eq(wanted)]
         with m.If(self._at_rest & stored & ~self._writes):
             m.d.sync += self._shutdown.eq(ShutdownStatus.COMPLETE)
         with m.If(~self._occurring):
