@@ -210,7 +210,7 @@ class Core(wiring.Component):
         """Commands down: host, tracker, mapper, dispatch, rows."""
         config, tracker, mapper, tables = self._config, self._tracker, self._mapper, self._tables
         gather, sequencer, parity = self._gather, self._sequencer, self._parity
-        connect(m, self._front_end.command, tracker.host_command)
+        connect(m, self._front_end.commands.command, tracker.host_command)
         if config.array_shares:
             shares = self._shares
             connect(m, tracker.command, shares.command)
@@ -320,7 +320,7 @@ class Core(wiring.Component):
         # Not this one: a flush must be expected before its first operation can end.
         connect(m, dispatch.expected, tracker.expected)
         connect(m, self._front_end.blocks.delivered, tracker.delivered)
-        connect(m, tracker.completion, self._front_end.completion)
+        connect(m, tracker.completion, self._front_end.commands.completion)
         return [commits, *events]
 
     def _connect_lines(self, m: Module) -> None:
@@ -462,7 +462,8 @@ class Core(wiring.Component):
         connect(m, dispatch.blame, background.blame)
         connect(m, dispatch.late, background.late)
         commands = Signal(range(self._config.commands + 1))
-        begins = front_end.command.valid & front_end.command.ready
+        begun = front_end.commands.command
+        begins = begun.valid & begun.ready
         ends = tracker.completion.valid & tracker.completion.ready
         m.d.sync += commands.eq(commands + begins - ends)
         m.d.comb += [

@@ -179,12 +179,12 @@ class Bench(DataPath):
         self.inbox = source("host__inbox_write", inbox_beat(config))
         self.read_done = source("host__read_done", read_done(config))
         self.write_done = source("host__write_done", None)
-        self.completion = source("completion", completion(config))
+        self.completion = source("commands__completion", completion(config))
         self.fetch = source("blocks__fetch", transfer(config))
         self.deliver = source("blocks__deliver", transfer(config))
         self.manage_response = source("table_changes__response", manage_response(config))
         self.allocate = source("lines__allocate", None)
-        self.command_sink = sink("command", command(config), self._command, NOT_WRITTEN)
+        self.command_sink = sink("commands__command", command(config), self._command, NOT_WRITTEN)
         self.sinks = [
             sink("host__read_request", read_request(config), self._read),
             sink("host__write_request", write_request(config), self._write),

@@ -1,6 +1,7 @@
 """A host command in the data path, and its completion."""
 
-from amaranth.lib import data, enum
+from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_NUMBER_BITS, SECTOR_BITS, Config
 from hdl.flow.recovery import recovery
@@ -63,3 +64,23 @@ def command(config: Config) -> data.StructLayout:
 def completion(config: Config) -> data.StructLayout:
     """The one completion of a host command."""
     return data.StructLayout({"slot": config.slot_bits, "status": Status})
+
+
+class HostCommands(wiring.Signature):
+    """I/O commands and their ends, seen from the NVMe front end.
+
+    Ports
+    -----
+    command
+        Commands with their PRPs at hand.
+    completion
+        How they ended. A command ends only after each of its transfers has been answered.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "command": Out(stream.Signature(command(config))),
+                "completion": In(stream.Signature(completion(config))),
+            }
+        )

@@ -1,14 +1,14 @@
 """The NVMe controller as the host sees it: only instances and connections."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import TIME_BITS, Config
 from hdl.flow.array_state import ArrayStatus
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.flush_request import HostFlushes
-from hdl.flow.host_command import command, completion
+from hdl.flow.host_command import HostCommands, completion
 from hdl.flow.host_data import BlockMoves, fetched, transfer
 from hdl.flow.host_memory import (
     HostAccess,
@@ -76,12 +76,10 @@ class NvmeFrontEnd(wiring.Component):
         parameters go into the inbox. CSTS.RDY and CSTS.SHST wait for writes that are ``posted``.
     reset_done
         A function level reset is done (`FunctionReset`).
-    command
-        I/O commands with their PRPs at hand.
-    completion
-        How they ended. A command ends only after each of its transfers has been answered.
+    commands
+        I/O commands, and how they ended.
     blocks
-        Moves of blocks. What has been fetched must be taken whatever ``command`` does.
+        Moves of blocks. What has been fetched must be taken whatever commands do.
     table_changes
         Changes to the array and volume tables.
     reads
@@ -117,7 +115,7 @@ class NvmeFrontEnd(wiring.Component):
         Something moves without a host, a drive or a line being waited for.
 
     Rate: the slowest part takes about 25 cycles a command (`QueueEngine`). A command reaches
-    ``command`` in about 20 cycles after its queue entry has arrived. A block takes 5 cycles, or 7
+    ``commands`` in about 20 cycles after its queue entry has arrived. A block takes 5 cycles, or 7
     when it spans two host pages.
     """
 
@@ -130,8 +128,7 @@ class NvmeFrontEnd(wiring.Component):
                 "flushes": Out(HostFlushes()),
                 "host": Out(HostAccess(config)),
                 "reset_done": Out(1),
-                "command": Out(stream.Signature(command(config))),
-                "completion": In(stream.Signature(completion(config))),
+                "commands": Out(HostCommands(config)),
                 "blocks": In(BlockMoves(config)),
                 "table_changes": Out(Changes(config)),
                 "reads": Out(TableReads(config)),
@@ -371,7 +368,7 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, self._queues.entry, decode.entry)
         connect(m, slots.allocate, decode.allocate)
         connect(m, decode.admit, prp.admit)
-        connect(m, prp.command, flipped(self.command))
+        connect(m, prp.command, flipped(self.commands).command)
         connect(m, decode.store, slots.store)
         m.d.comb += [
             entries.read_beat.eq(decode.beat),
@@ -479,7 +476,7 @@ class NvmeFrontEnd(wiring.Component):
     def _connect_ends(self, m: Module) -> None:
         """Ends of commands, up to the queues."""
         decode, prp, slots, admin = self._decode, self._prp, self._slots, self._admin
-        connect(m, flipped(self.completion), self._finished.inputs[0])
+        connect(m, flipped(self.commands).completion, self._finished.inputs[0])
         connect(m, self._finished.output, slots.completion)
         connect(m, decode.rejected, self._rejects.inputs[0])
         connect(m, prp.rejected, self._rejects.inputs[1])
