@@ -117,7 +117,6 @@ def health_facts() -> data.StructLayout:
 
 
 class Facts(wiring.Signature):
-
     """What is known of the word that is looked at, seen from the one that knows it.
 
     Parameters
