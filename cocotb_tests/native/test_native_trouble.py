@@ -272,6 +272,34 @@ def test_what_is_durable_outlives_the_power(level):
         assert 0 < lost < len(volatile) * volume.layout.copies
 
 
+def test_what_is_read_with_fua_outlives_the_power():
+    """NVMe 1.4, 6.9: what a read with FUA returns has been stored before. A read without has not.
+    """
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
+        looked, others = range(16), range(16, 32)
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID0, range(3))
+            address = card.buffer(8)
+            for first in range(0, 32, 8):
+                assert await card.write(volume, first, 8, address, 0, fua=False) == 0
+            for first in range(0, 32, 8):
+                fua = first in looked
+                await card.nvme.read(volume.namespace, first, 8, address, fua=fua)
+            return volume
+
+        volume = card.run(main())
+        card.harness.power_loss()
+
+        def kept(block: int) -> bool:
+            (content,) = volume.model.possible(block)
+            (place,) = volume.layout.copies_of(block)
+            return card.stored(volume.ports[place.position], place.row) == content
+
+        assert all(kept(block) for block in looked)
+        assert not all(kept(block) for block in others)
+
+
 def test_a_port_reset_may_lose_the_cache():
     """As a power-on attention would say: what was not flushed may be gone, the drive goes on."""
     drive = FAST.changed(volatile_cache=True, reset_loses_cache=True)

@@ -63,6 +63,7 @@ void Drive::begin(int tag, Ps now) {
     switch (s.command.operation) {
         case Operation::kRead:
             ++counters_.reads;
+            s.written_before = cache_.taken();
             s.error_at = storage_.first_bad(s.command.block, s.command.blocks);
             read(tag, now);
             break;
@@ -246,7 +247,8 @@ void Drive::complete(int tag, DriveStatus status, Ps now) {
     if (status == DriveStatus::kGood) {
         const Slot& s = slot(tag);
         if (s.command.operation == Operation::kFlush) cache_.flush(s.written_before);
-        if (s.command.operation == Operation::kWrite && s.command.fua)
+        // A read with FUA stores the blocks as well, at no cost in time.
+        if (s.command.fua)
             for (int i = 0; i < s.command.blocks; ++i)
                 cache_.flush_block(s.command.block + i, s.written_before);
     }

@@ -126,12 +126,13 @@ class Nvme:
         address: int,
         queue: int = 0,
         block_bytes: int = BLOCK_BYTES,
+        fua: bool = False,
     ) -> None:
         """Reads ``blocks`` blocks into bus address ``address``. Raises `NvmeError`.
 
         ``block_bytes`` is the size of a logical block of the namespace (`IdentifyNamespace`).
         """
-        command = read_write(Io.READ, namespace, block, blocks, 0, 0)
+        command = read_write(Io.READ, namespace, block, blocks, 0, 0, fua)
         await self._data(command, address, blocks * block_bytes, queue, f"Read of block {block}")
 
     async def write(
