@@ -23,13 +23,16 @@ HDD_WARM_UP_NS = 10_000_000
 HDD_MEASURE_NS = 20_000_000
 LEAST_ACCESSES = 50
 LONGEST_TURN_NS = 20_000_000
+TURNS = 2
+"""A measurement lasts so many turns of all outstanding accesses at least. The result of a single
+turn depends on where in it the measurement begins, by up to a tenth."""
 LONGEST = 8
 """The measurement of a slow point is prolonged up to this many times."""
 
 
 def _load(case: Case, outstanding: int, seed: int, share: float) -> Load:
-    """The shortest times of the drive kind, or one turn of all outstanding accesses if that is
-    longer."""
+    """The shortest times of the drive kind, or turns of all outstanding accesses if these are
+    longer: one before the measurement, and `TURNS` of it."""
     drive = PRESETS[case.drive]
     slow = isinstance(drive, Hdd)
     load = Load(
@@ -42,7 +45,7 @@ def _load(case: Case, outstanding: int, seed: int, share: float) -> Load:
     )
     mb_s = predict(case.level, case.drives, drive, LINK, load).mb_s
     turn = min(outstanding * load.profile.block_bytes / (mb_s * MIB) * 1e9, LONGEST_TURN_NS)
-    measure = max(load.measure_ns, turn)
+    measure = max(load.measure_ns, TURNS * turn)
     return replace(
         load,
         warm_up_ns=max(load.warm_up_ns, turn),
