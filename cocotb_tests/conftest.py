@@ -6,7 +6,8 @@ import os
 import pytest
 
 from cocotb_tests.runner import RUN_MARK
-from sim.cli import check_checkout, seed
+from sim.checkout import check_checkout
+from sim.cli import seed
 
 MOST_RUNS = 20
 """Runs that are listed one by one."""

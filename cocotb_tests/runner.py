@@ -21,7 +21,8 @@ from amaranth.lib import wiring
 
 from cocotb_tests.fields import REPORT
 from sim import verilator
-from sim.verilog import BUILD, Netlist, digest, to_verilog
+from sim.checkout import BUILD
+from sim.verilog import Netlist, digest, to_verilog
 
 TOP = "top"
 LOG_TAIL_LINES = 60

@@ -5,7 +5,6 @@ import errno
 import multiprocessing
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from sim.verilog import BUILD, ROOT
+from sim.checkout import check_checkout
 
 BAD_ARGUMENTS = 2
 INTERRUPTED = 128 + signal.SIGINT
@@ -47,22 +46,6 @@ def seed(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) <= MOST_SEED):
         raise argparse.ArgumentTypeError(f"must be a number in 0..{MOST_SEED}, not {text!r}")
     return int(text)
-
-
-def check_checkout() -> None:
-    """Raises `OSError` if nothing can be built in this checkout, with what is wrong."""
-    if any(character.isspace() for character in str(ROOT)):
-        # make and the simulators' makefiles divide names at spaces.
-        told = "the checkout must lie in a directory without spaces in its name"
-        raise OSError(errno.EACCES, told, str(ROOT))
-    try:
-        BUILD.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=BUILD):
-            pass
-    except OSError as error:
-        raise OSError(
-            error.errno, f"nothing can be built in this checkout ({error.strerror})", str(BUILD)
-        ) from None
 
 
 def terminal() -> Console:

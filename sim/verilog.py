@@ -19,12 +19,7 @@ from amaranth.back import rtlil, verilog  # pyright: ignore[reportAttributeAcces
 from amaranth.lib import wiring
 
 from hdl.kit.simulation import SIMULATION
-
-ROOT = Path(__file__).resolve().parent.parent
-"""The checkout."""
-
-BUILD = ROOT / "build"
-"""The directory of everything that can be made again."""
+from sim.checkout import BUILD
 
 _CONSTANT = re.compile(r"^  always @\*\n(    [^=\n]* = \d+'\w+;)$", re.MULTILINE)
 """An assignment of a constant to a part of a variable. Its ``@*`` would wait for an event for ever.

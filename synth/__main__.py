@@ -11,8 +11,9 @@ import sys
 from dataclasses import asdict
 
 from hdl.config import small
+from sim.checkout import BUILD
 from sim.cli import Parser, program
-from sim.verilog import BUILD, write_atomically
+from sim.verilog import write_atomically
 from synth.blocks import BLOCKS
 from synth.flow import SEEDS, Result, synthesise
 from synth.remembered import recall

@@ -23,8 +23,9 @@ from amaranth.hdl import Cat, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
+from sim.checkout import BUILD
 from sim.verilator import build_once
-from sim.verilog import BUILD, digest, to_rtlil
+from sim.verilog import digest, to_rtlil
 
 DEVICE = ("--um5g-45k", "--package", "CABGA554", "--speed", "8")
 """LFE5UM5G-45F-8BG554: 44k LUTs, 108 block RAMs of 18 kbit, 72 multipliers."""

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from sim.verilog import BUILD, ROOT, digest, write_atomically
+from sim.checkout import BUILD, ROOT
+from sim.verilog import digest, write_atomically
 from synth.flow import Result, tools
 
 SOURCES = ("hdl/**/*.py", "synth/*.py", "sim/verilog.py")

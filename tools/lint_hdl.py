@@ -10,8 +10,9 @@ from hdl.config import Config, board, small
 from hdl.controller import Controller
 from hdl.core import Core
 from sim import verilator
+from sim.checkout import BUILD, ROOT
 from sim.cli import program
-from sim.verilog import BUILD, ROOT, Netlist, to_verilog
+from sim.verilog import Netlist, to_verilog
 
 WAIVERS = ROOT / "hdl" / "lint.vlt"
 

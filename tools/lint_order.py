@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from sim.checkout import ROOT
 from sim.cli import program
-from sim.verilog import ROOT
 
 ROOMS = (
     "hdl/config",

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.card.layouts import random_layout, rotation_of_name
+from sim.checkout import ROOT
 from sim.golden import layouts
 from sim.golden.layout import DATA_OFFSET_BLOCKS, DDF, ROTATIONS, Layout, Place, rotations
-from sim.verilog import ROOT
 
 LAYOUTS = st.integers(0, 2**32).map(lambda seed: random_layout(random.Random(seed)))
 WINDOW = 2000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.verilog import ROOT
+from sim.checkout import ROOT
 
 TESTS = ("link", "drives", "rules", "harness")
 TOO_SLOW = "not everything_at_once"

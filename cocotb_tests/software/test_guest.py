@@ -14,10 +14,10 @@ from cocotb_tests.software.guest_host import MIB, GuestHost, message
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
 from hdl.flow.geometry import Level
 from hdl.nvme.pages.identify import Identity
+from sim.checkout import BUILD, ROOT
 from sim.golden.layout import Layout
 from sim.native.harness import Harness
 from sim.native.parameters import MICROSECOND, Ideal
-from sim.verilog import BUILD, ROOT
 from sw.driver import raid
 from sw.driver.commands import Io, read_write
 from sw.driver.nvme import Nvme

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.verilog import ROOT
+from sim.checkout import ROOT
 from tools.lint_order import ROOMS, complaints
 
 

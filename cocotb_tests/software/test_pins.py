@@ -13,7 +13,7 @@ from hdl.controller import Controller
 from hdl.flow.drive_port import DrivePort
 from hdl.pcie.phy.series7 import Series7Shim
 from hdl.pcie.phy.ultrascale import UltrascaleShim
-from sim.verilog import ROOT
+from sim.checkout import ROOT
 
 PAGE = (ROOT / "docs" / "pins.md").read_text()
 

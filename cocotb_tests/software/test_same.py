@@ -1,11 +1,15 @@
 """`tools.same`: what leaves the hardware as it was, and what does not."""
 
+import subprocess
+import sys
+
 import pytest
 from amaranth import Cat, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+from sim.checkout import ROOT
 from tools.same.compare import Comparison, compare
 from tools.same.constants import without_constants
 from tools.same.logic import logic_of
@@ -271,3 +275,12 @@ def test_ports_that_are_others_are_named():
     # Of the same name, but in the other direction.
     turned = logic_of(Ports(asked="answer", told="request"))
     assert compare(before, turned).only_after == {"input answer": WORD, "output request": WORD}
+
+
+def test_the_program_imports_no_design():
+    """It reads two designs of the same name, each in a process that has none."""
+    code = (
+        "import sys, tools.same.__main__ as same; from sim.cli import program;"
+        " sys.exit(program('same', lambda: 'hdl' in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

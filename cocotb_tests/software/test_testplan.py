@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sim.checkout import ROOT
 from sim.formal.registry import registered
-from sim.verilog import ROOT
 
 PLAN = ROOT / "docs" / "testplan.toml"
 PAGE = ROOT / "docs" / "verification.md"

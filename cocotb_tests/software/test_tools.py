@@ -23,8 +23,8 @@ import sw.characterise.__main__ as characterise
 import sw.example
 from campaign.card import Outcome
 from cocotb_tests.software.records import RECORD
+from sim.checkout import ROOT
 from sim.cli import INTERRUPTED, WIDE, processes, program, terminal
-from sim.verilog import ROOT
 
 NOBODY = 65534
 AT_ONCE_S = 1.0
@@ -235,10 +235,10 @@ def test_checkout_in_which_nothing_can_be_built(monkeypatch, capsys, tmp_path):
 
     file = tmp_path / "file"
     file.touch()
-    monkeypatch.setattr("sim.cli.BUILD", file / "build")
+    monkeypatch.setattr("sim.checkout.BUILD", file / "build")
     assert program("bench", main) == 2
     assert re.fullmatch(r"bench: .*nothing can be built in this.*\n", capsys.readouterr().err)
-    monkeypatch.setattr("sim.cli.ROOT", tmp_path / "a b")
+    monkeypatch.setattr("sim.checkout.ROOT", tmp_path / "a b")
     assert program("bench", main) == 2
     assert re.fullmatch(r"bench: .*without spaces.*\n", capsys.readouterr().err)
 

@@ -21,8 +21,8 @@ from cocotb_tests.runner import simulate
 from cocotb_tests.system.controller_bench import Bench, ObservedController
 from hdl.config import DATA_OFFSET_BLOCKS, Config
 from hdl.flow.geometry import Level
+from sim.checkout import BUILD
 from sim.native.parameters import Ideal, LinkParameters
-from sim.verilog import BUILD
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
 from sw.driver.nvme import Nvme

@@ -34,8 +34,9 @@ from amaranth.hdl import (
 from amaranth.hdl._ast import AnyValue
 from amaranth.lib import wiring
 
+from sim.checkout import BUILD
 from sim.verilator import build_once
-from sim.verilog import BUILD, digest
+from sim.verilog import digest
 
 # A mutant may be a component around the real one, whose own parts are then left over.
 warnings.filterwarnings("ignore", category=UnusedElaboratable)

@@ -17,7 +17,8 @@ from amaranth.lib import wiring
 from hdl.config import TIME_BITS, Config
 from hdl.flow.pcie_status import PcieStatus
 from sim import verilator
-from sim.verilog import BUILD, ROOT, Netlist, digest, to_verilog, write_atomically
+from sim.checkout import BUILD, ROOT
+from sim.verilog import Netlist, digest, to_verilog, write_atomically
 
 TOP = "controller"
 PREFIX = "Vcontroller"

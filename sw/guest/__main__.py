@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from sim import isal
+from sim.checkout import BUILD
 from sim.cli import Parser, program, seed
 from sim.native.harness import HarnessError
-from sim.verilog import BUILD
 from sw.guest import packages
 from sw.guest.machine import MachineError
 from sw.guest.scenario import Reporter, StepError, started

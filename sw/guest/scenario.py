@@ -16,8 +16,8 @@ from pathlib import Path
 
 from hdl.config import Config, board
 from hdl.flow.geometry import Level
+from sim.checkout import ROOT
 from sim.native.presets import SAS_12G_SSD
-from sim.verilog import ROOT
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError
