@@ -19,7 +19,7 @@ SLICE_ROWS = 256
 MOST_FAILURES = 31
 """Writes that drives may refuse before a job is given up. Each gives up a drive."""
 
-SETTLE_CYCLES = 31
+VERDICT_CYCLES = 31
 """Most cycles from the report of a drive until its array is being judged for that."""
 
 
@@ -187,7 +187,7 @@ class Jobs(wiring.Component):
         # Rows of this turn; something of the job has changed; cycles since the turn has ended.
         self._rows = Signal(range(SLICE_ROWS + 1))
         self._dirty = Signal()
-        self._pause = Signal(range(SETTLE_CYCLES + 1))
+        self._pause = Signal(range(VERDICT_CYCLES + 1))
 
         # The boundary of the array at hand moves, or goes back to its first row.
         self._moves = Signal()
@@ -544,11 +544,11 @@ class Jobs(wiring.Component):
         current, complete, pause = self._current, self.control.complete, self._pause
         with m.State("SETTLE"):
             m.d.sync += pause.eq(pause + 1)
-            with m.If(pause == SETTLE_CYCLES):
+            with m.If(pause == VERDICT_CYCLES):
                 m.next = "JUDGE"
 
         with m.State("JUDGE"):
-            m.d.sync += pause.eq(SETTLE_CYCLES)
+            m.d.sync += pause.eq(VERDICT_CYCLES)
             exhausted = current.failures == MOST_FAILURES
             with m.If(self.verdicts.settled):
                 with m.If(self._migration & (self._pointless | complete | exhausted)):

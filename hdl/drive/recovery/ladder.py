@@ -14,7 +14,7 @@ from hdl.kit.clock import NEVER, passed
 from hdl.kit.optional import optional
 from hdl.kit.table import Table
 
-SETTLE_CYCLES = 4
+RESET_CYCLES = 4
 """From a port's reset to the first command that is ended: what the block control had begun for the
 port is over by then."""
 
@@ -162,7 +162,7 @@ class Ladder(wiring.Component):
         self._dropped = Signal(ports)  # the port that is being given up
         self._gives_up = Signal()
         self._again = Signal()  # a command has ended in this pass over the tags of a port
-        self._settle = Signal(range(SETTLE_CYCLES))
+        self._settle = Signal(range(RESET_CYCLES))
         self._cleared = Signal()
         self._detaching = Signal()
 
@@ -350,7 +350,7 @@ class Ladder(wiring.Component):
         """The states SETTLE and REPORT: the port is in reset, and its drive may be given up."""
         with m.State("SETTLE"):
             m.d.sync += self._settle.eq(self._settle + 1)
-            with m.If(self._settle == SETTLE_CYCLES - 1):
+            with m.If(self._settle == RESET_CYCLES - 1):
                 m.next = "READ-TAG"
                 with m.If(self._gives_up):
                     m.next = "REPORT"

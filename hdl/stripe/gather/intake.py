@@ -10,12 +10,12 @@ from hdl.flow.host_command import HostOpcode
 from hdl.flow.walk import walk
 from hdl.stripe.gather.parking import parked
 
-PATIENCE = 15
+EXTENTS_A_WALK = 15
 """Extents that a walk lets pass at most."""
 
 
 class Intake(wiring.Component):
-    """Offers extents as they come, and a walk when there is none, or `PATIENCE` went before it.
+    """Offers extents as they come, and a walk when there is none, or `EXTENTS_A_WALK` went before.
 
     ``arrival``: an extent; one that stands for a walk is a READ of one block that does not lie in
     any command, ``last`` being the walk's ``more``. No latency.
@@ -45,11 +45,11 @@ class Intake(wiring.Component):
             arrival.extent.eq(self.extent.payload),
         ]
         asked = self.walk.payload
-        passed = Signal(range(PATIENCE + 1))
+        passed = Signal(range(EXTENTS_A_WALK + 1))
         offered = Signal()
         chosen = Signal()
         m.d.comb += chosen.eq(
-            self.walk.valid & (~self.extent.valid | offered | (passed == PATIENCE))
+            self.walk.valid & (~self.extent.valid | offered | (passed == EXTENTS_A_WALK))
         )
         m.d.sync += offered.eq(chosen & ~self.arrival.ready)
         with m.If(chosen & self.arrival.ready):

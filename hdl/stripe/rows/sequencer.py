@@ -41,7 +41,7 @@ from hdl.stripe.rows.row_operation import RowOperation
 from hdl.stripe.walks.suspicion import Suspicion
 from hdl.stripe.walks.walk_outcome import WalkOutcome
 
-SETTLE_CYCLES = 4096
+REFUSAL_CYCLES = 4096
 """Cycles that the sequencer waits for the states of arrays at most, for one block."""
 
 
@@ -100,7 +100,7 @@ class Sequencer(wiring.Component):
         What the tables know of the drives.
     arrays
         As for `RowPlanning`. Drives that are ``essential`` are not given up for a block. The
-        sequencer, and all rows with it, waits for ``settled`` for `SETTLE_CYCLES` at most for a
+        sequencer, and all rows with it, waits for ``settled`` for `REFUSAL_CYCLES` at most for a
         block. After that the drive stays.
     allocate
         Lines of the rows' own.
@@ -244,7 +244,7 @@ class Sequencer(wiring.Component):
         # those that stay and that it does without; cycles that one has been waited for.
         self._torn = Signal()
         self._kept = Signal(targets(config))
-        self._waited = Signal(range(SETTLE_CYCLES + 1))
+        self._waited = Signal(range(REFUSAL_CYCLES + 1))
 
         # How the row ends.
         self._abandoned = Signal()  # its erasures cannot be solved
@@ -968,7 +968,7 @@ class Sequencer(wiring.Component):
             m.next = "REPORT"
         with m.State("REPORT"):
             m.next = "SELECT-REFUSAL"
-            m.d.comb += refusals.impatient.eq(waited == SETTLE_CYCLES)
+            m.d.comb += refusals.impatient.eq(waited == REFUSAL_CYCLES)
             with m.If(refusals.waits):
                 m.d.sync += waited.eq(waited + 1)
                 m.next = "REPORT"
