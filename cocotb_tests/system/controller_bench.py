@@ -44,7 +44,7 @@ NEVER = (1 << TIME_BITS) - 1
 QUIET_CYCLES = 64
 """Longer than anything inside the PCIe models takes between two beats."""
 
-QUIET_CYCLES = 200_000
+MOST_CYCLES = 200_000
 JUMPS = 8
 GUARD = b"\xa5"
 
@@ -350,13 +350,13 @@ class Bench:
     async def settle(self) -> None:
         """Returns when nothing has moved for a while: no access, no read, no command."""
         calm = 0
-        for _ in range(QUIET_CYCLES):
+        for _ in range(MOST_CYCLES):
             await RisingEdge(self.dut.clk)
             still = sample(self.dut.quiet) and not self.host.rc.reads_pending
             calm = calm + 1 if still and all(drive.idle for drive in self.drives) else 0
             if calm == QUIET_CYCLES:
                 return
-        raise AssertionError(f"not quiet within {QUIET_CYCLES} cycles: {self.state()}")
+        raise AssertionError(f"not quiet within {MOST_CYCLES} cycles: {self.state()}")
 
     def state(self) -> str:
         """What is still under way, for messages."""
