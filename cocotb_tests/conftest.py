@@ -6,7 +6,7 @@ import os
 import pytest
 
 from cocotb_tests.runner import RUN_MARK
-from sim.checkout import check_checkout
+from sim.checkout import UnusableCheckoutError, check_checkout
 from sim.cli import seed
 
 MOST_RUNS = 20
@@ -22,8 +22,8 @@ def pytest_configure() -> None:
             raise pytest.UsageError(f"SEED {error}") from None
     try:
         check_checkout()
-    except OSError as error:
-        raise pytest.UsageError(f"{error.strerror}: {error.filename}") from None
+    except UnusableCheckoutError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from sim.checkout import check_checkout
+from sim.checkout import UnusableCheckoutError, check_checkout
 
 BAD_ARGUMENTS = 2
 INTERRUPTED = 128 + signal.SIGINT
@@ -64,6 +64,9 @@ def program(name: str, main: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except UnusableCheckoutError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return BAD_ARGUMENTS
     except OSError as error:
         if error.errno not in NOT_WRITABLE:
             raise

@@ -48,10 +48,10 @@ SEEDS = (1, 2, 3)
 
 STALLED = 20
 """The router is given up if so many of its iterations in turn leave no fewer wires that are used
-twice. It would go on for hours. One that ends has fewer with almost every iteration."""
+twice. One that ends has fewer after almost every iteration."""
 
 LOOK_S = 2.0
-"""How often the router's log is looked at."""
+"""Seconds between looks at the router's log."""
 
 CONSTRAINTS = """\
 LOCATE COMP "clk" SITE "K23";

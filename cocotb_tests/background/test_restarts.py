@@ -531,6 +531,16 @@ async def what_is_lost_is_told(dut):
     assert not sample(dut.arrays__indebted) and not sample(dut.drives__suspect)
 
 
+async def refuse(dut, host, slot: int, volume: int) -> None:
+    """A command of an indebted volume on port 3 begins, and ends as it is refused."""
+    await begins(host, slot, volume)
+    dut.blamed.value, dut.blame__volume.value, dut.blame__blames.value = 8, volume, 1
+    dut.blame__slot.value = slot
+    await RisingEdge(dut.clk)
+    dut.blamed.value = dut.blame__blames.value = 0
+    await ClockCycles(dut.clk, 2)
+
+
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def what_is_lost_later_is_told_later(dut):
     """A drive restarts again before the Flush that tells has ended, or before its completion is
@@ -539,34 +549,26 @@ async def what_is_lost_later_is_told_later(dut):
     array = await host.create(Level.JBOD, 3)
     volume = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=0, blocks=4)
 
-    async def refuse(slot: int) -> None:
-        await begins(host, slot, volume)
-        dut.blamed.value, dut.blame__volume.value, dut.blame__blames.value = 8, volume, 1
-        dut.blame__slot.value = slot
-        await RisingEdge(dut.clk)
-        dut.blamed.value = dut.blame__blames.value = 0
-        await ClockCycles(dut.clk, 2)
-
     await restart(dut, 3)
     await host.rest()
-    await refuse(1)
+    await refuse(dut, host, 1, volume)
     await restart(dut, 3)
     await host.rest()
     await begins(host, 2, volume)
     await ends(host, 1)
     assert sample(dut.arrays__indebted) == 1 << volume and not await late_ones(host, 2)
-    await refuse(3)
+    await refuse(dut, host, 3, volume)
     # Its slot may be another's before its completion is posted.
     end = cocotb.start_soon(ends(host, 3, cycles=400))
     await ClockCycles(dut.clk, 20)
     await restart(dut, 3)
     await host.rest()
-    await refuse(3)
+    await refuse(dut, host, 3, volume)
     await ends(host, 3)
     assert not end.done() and sample(dut.arrays__indebted) == 1 << volume
     await end
     assert sample(dut.arrays__indebted) == 1 << volume and not await late_ones(host, 2)
-    await refuse(3)
+    await refuse(dut, host, 3, volume)
     await ends(host, 3)
     assert not sample(dut.arrays__indebted) and await late_ones(host, 2) == {2}
 
@@ -579,14 +581,6 @@ async def what_is_lost_as_it_is_told_is_told_too(dut):
     array = await host.create(Level.JBOD, 3)
     volume = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=0, blocks=4)
 
-    async def refuse(slot: int) -> None:
-        await begins(host, slot, volume)
-        dut.blamed.value, dut.blame__volume.value, dut.blame__blames.value = 8, volume, 1
-        dut.blame__slot.value = slot
-        await RisingEdge(dut.clk)
-        dut.blamed.value = dut.blame__blames.value = 0
-        await ClockCycles(dut.clk, 2)
-
     await restart(dut, 3)
     judged = 0
     while not sample(dut.arrays__indebted):
@@ -596,7 +590,7 @@ async def what_is_lost_as_it_is_told_is_told_too(dut):
     await host.rest()
     before = after = 0
     for wait in range(max(0, judged - 40), judged + 10):
-        await refuse(1)
+        await refuse(dut, host, 1, volume)
         again = cocotb.start_soon(restart(dut, 3))
         await ClockCycles(dut.clk, wait)
         told = cocotb.start_soon(ends(host, 1))

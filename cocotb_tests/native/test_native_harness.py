@@ -63,6 +63,15 @@ def test_data_and_jumps(seed):
     assert outcomes[0] == outcomes[1]
 
 
+def test_host_memory_goes_at_the_end():
+    """A campaign has hundreds of harnesses in one process."""
+    with bench() as harness:
+        harness.memory[0] = 1
+    with pytest.raises(ValueError, match="released"):
+        harness.memory[0] = 1
+    harness.close()
+
+
 def test_scoreboard_catches_torn_data():
     """The check of read data fails on a planted bug."""
     with bench() as harness:

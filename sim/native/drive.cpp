@@ -63,7 +63,6 @@ void Drive::begin(int tag, Ps now) {
     switch (s.command.operation) {
         case Operation::kRead:
             ++counters_.reads;
-            s.written_before = cache_.taken();
             s.error_at = storage_.first_bad(s.command.block, s.command.blocks);
             read(tag, now);
             break;
@@ -154,6 +153,7 @@ void Drive::send() {
         out_free_ = frame.end;
         if (fields_.half_duplex) in_free_ = std::max(in_free_, out_free_);
         storage_.read(slot(next.tag).command.block + next.index, frame.data);
+        slot(next.tag).written_before = cache_.taken();
         ++counters_.read_blocks;
     }
 }
