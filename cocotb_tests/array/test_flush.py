@@ -244,5 +244,5 @@ def test_planted_bugs_are_found(monkeypatch):
 
     refuses("counts_live_drives", CountsLiveDrives)
     # A drive that went away is not asked about again.
-    monkeypatch.setattr("hdl.array.tracker.FLUSH_ROUNDS", 1)
+    monkeypatch.setattr("hdl.array.tracker.flush_rounds", lambda _: 1)
     refuses("one_round")

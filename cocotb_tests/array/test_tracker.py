@@ -23,8 +23,6 @@ from hdl.flow.row import committed
 CONFIGS = {"board": Config(), "small": small()}
 COMMANDS = 400
 EVENT_CYCLES = 6
-FLUSH_ROUNDS = 16
-"""Flushes are sent 16 times, since any of their drives may abort them (docs/guarantees.md)."""
 BAD_DRIVE = (DriveStatus.MEDIUM_ERROR, DriveStatus.ABORTED, DriveStatus.GONE)
 ROUNDS = 2
 """A block is an unrecovered read error once every copy has been asked or passed over twice
@@ -41,6 +39,11 @@ EVENTS = {
     "recover_failed": committed,
     "delivered": delivered,
 }
+
+
+def flush_rounds(config: Config) -> int:
+    """Each drive is aborted, reset, and given up at last (docs/guarantees.md)."""
+    return config.ports * (config.drive_resets + 2) + 1
 
 
 @dataclass
@@ -149,7 +152,7 @@ class Bench:
         good = event.status == DriveStatus.GOOD
         undone = event.status in (DriveStatus.ABORTED, DriveStatus.GONE)
         excused = False
-        if undone and slot.rounds < FLUSH_ROUNDS - 1:
+        if undone and slot.rounds < flush_rounds(self.config) - 1:
             slot.aborted = excused = True
         slot.end(Status.SUCCESS if good or excused else Status.WRITE_FAULT)
 
@@ -181,6 +184,7 @@ class Bench:
             again = {
                 "slot": seen.slot,
                 "opcode": HostOpcode.READ,
+                "fua": slot.fields.fua,
                 "recover": wanted,
                 "volume": slot.fields.volume,
                 "block": slot.fields.block + seen.offset,
@@ -468,7 +472,7 @@ async def a_flush_is_sent_so_often(dut):
             else:
                 fields["status"] = DriveStatus.ABORTED
             bench.send(name, **fields)
-    assert sent == FLUSH_ROUNDS and bench.statuses == {Status.WRITE_FAULT}
+    assert sent == flush_rounds(config) and bench.statuses == {Status.WRITE_FAULT}
     await bench.settled()
 
 
@@ -581,5 +585,5 @@ def test_planted_status_is_found(monkeypatch):
 @pytest.mark.slow
 def test_planted_rounds_are_found(monkeypatch):
     """A flush that is aborted is sent too few times."""
-    monkeypatch.setattr("hdl.array.tracker.FLUSH_ROUNDS", 1)
+    monkeypatch.setattr("hdl.array.tracker.flush_rounds", lambda _: 1)
     refuses(Tracker(config=CONFIGS["small"]), "few_rounds")

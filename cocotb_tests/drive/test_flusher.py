@@ -24,8 +24,8 @@ from hdl.flow.recovery import tried_bits
 
 CONFIG = Config(ports=24)
 REQUESTS = 150
-FLUSH_ROUNDS = 16
-"""Flushes are sent 16 times, since any of their drives may abort them (docs/guarantees.md)."""
+FLUSH_ROUNDS = CONFIG.ports * (CONFIG.drive_resets + 2) + 1
+"""Each drive is aborted, reset, and given up at last (docs/guarantees.md)."""
 MOST_RESTARTS = 1 << tried_bits(CONFIG)
 
 
@@ -288,7 +288,9 @@ class Trusting:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("FLUSH_ROUNDS", 2), ("DriveStatus", Trusting)], ids=["rounds", "status"]
+    ("name", "value"),
+    [("flush_rounds", lambda _: 2), ("DriveStatus", Trusting)],
+    ids=["rounds", "status"],
 )
 def test_planted_bugs_are_found(name, value, monkeypatch):
     monkeypatch.setattr(f"hdl.drive.flusher.{name}", value)

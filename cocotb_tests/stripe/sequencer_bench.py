@@ -195,11 +195,12 @@ class Bench:
     # What the sequencer says.
 
     def _wants_fua(self, operation) -> bool:
-        """What is written for a host that asked for it; and every write of a row is announced."""
+        """What is written, or read, for a host that asked for it; and every write of a row is
+        announced."""
         row = self.slots[operation.index]
         if operation.opcode != Opcode.READ and operation.index in self.drives.begun:
             assert self.drives.begun[operation.index] == (ARRAY, row.row), "another row is marked"
-        return operation.opcode != Opcode.READ and row.fua
+        return row.fua and (operation.opcode != Opcode.READ or row.kind == RowKind.RECOVER)
 
     def _wants_more(self, operation) -> bool | None:
         """The next row follows at once: what is written first is merged with that of it. Reads
@@ -383,7 +384,7 @@ class Bench:
             row=row,
             joined=joined,
             gathered=gathered,
-            fua=kind == RowKind.WRITE and self.wishes.random() < 0.3,
+            fua=self.wishes.random() < 0.3,
             more=self.wishes.random() < 0.3,
         )
         self.rows.setdefault(row, {})

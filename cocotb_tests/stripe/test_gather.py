@@ -189,7 +189,7 @@ class Bench:
         )
         slot = self.slots.popleft()
         self.owed[slot] = blocks
-        self.fua[slot] = not read and self.random.random() < 0.3
+        self.fua[slot] = self.random.random() < 0.3
         opcode = HostOpcode.READ if read else HostOpcode.WRITE
         for one in split(self.array, block, blocks):
             for step in range(one["blocks"] + 1):
@@ -212,6 +212,11 @@ class Bench:
             await RisingEdge(self.dut.clk)
         assert len(self.slots) == CONFIG.commands, f"commands without an answer: {+self.owed}"
         for _ in range(200):
+            await RisingEdge(self.dut.clk)
+        # A row that has lost all its blocks, as none could be fetched, stays open for its time.
+        for _ in range(LIMIT_CYCLES if self.errors else 0):
+            if sample(self.dut.deadline) == NEVER:
+                break
             await RisingEdge(self.dut.clk)
         assert not sample(self.dut.busy), "still busy"
         assert sample(self.dut.deadline) == NEVER

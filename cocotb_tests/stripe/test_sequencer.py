@@ -26,6 +26,7 @@ from hdl.flow.operation import Opcode
 from hdl.flow.parity_pass import StepKind
 from hdl.flow.row import RowKind
 from hdl.stripe.rows.progress import attempts
+from hdl.stripe.rows.row_operation import RowOperation
 from hdl.stripe.rows.sequencer import Sequencer
 
 
@@ -447,6 +448,15 @@ class DropsFua(Sequencer):
         return m
 
 
+class ReadsWithoutFua(RowOperation):
+    """A planted bug: what is read for a host that asks for FUA is read without."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.operation.fua.eq(self.writing & self.program.fua)
+        return m
+
+
 class MarksFirstArray(Sequencer):
     """A planted bug: all rows are marked as those of array 0."""
 
@@ -564,6 +574,12 @@ def test_pieces_that_begin_too_soon_are_caught(monkeypatch):
     monkeypatch.setattr("hdl.stripe.rows.piece_count.ones", lambda mask: mask.any())
     with pytest.raises(SimulationError, match=r"row \d+ strip|free but|never written"):
         sequence(Sequencer, array="raid6", testcase=EARLY)
+
+
+def test_reads_without_fua_are_caught(monkeypatch):
+    monkeypatch.setattr("hdl.stripe.rows.sequencer.RowOperation", ReadsWithoutFua)
+    with pytest.raises(SimulationError, match="should be FUA"):
+        sequence(Sequencer, array="raid6", testcase="writes_and_recovers_with_all_drives")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.extent import expected
+from hdl.flow.flush_request import flush_rounds
 from hdl.flow.geometry import WIDTH_BITS
 from hdl.flow.host_command import HostOpcode, Status, command, completion
 from hdl.flow.host_data import delivered
@@ -17,10 +18,6 @@ from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
 from hdl.kit.simulation import SIMULATION
 from hdl.kit.table import Table
-
-FLUSH_ROUNDS = 16
-"""Times that a FLUSH is sent to its drives while one of them aborts it or goes away. Four drives
-may do so until they are given up."""
 
 
 class Action(enum.Enum, shape=3):
@@ -43,7 +40,7 @@ class Action(enum.Enum, shape=3):
 def origin(config: Config) -> data.StructLayout:
     """What a retry needs of the host's command."""
     return data.StructLayout(
-        {"flush": 1, "volume": config.volume_bits, "block": BLOCK_NUMBER_BITS}
+        {"flush": 1, "fua": 1, "volume": config.volume_bits, "block": BLOCK_NUMBER_BITS}
     )
 
 
@@ -60,7 +57,7 @@ def progress(config: Config) -> data.StructLayout:
             "status": Status,
             "retried": 1,
             "again": 1,
-            "rounds": range(FLUSH_ROUNDS),
+            "rounds": range(flush_rounds(config)),
             "retries": config.command_blocks,
         }
     )
@@ -75,13 +72,13 @@ class Tracker(wiring.Component):
     was seen.
 
     A block whose direct read failed is sent again on ``command`` as a READ of one block. It has the
-    same command slot, and ``offset`` is its index in the host's command. Its ``recover`` is that of
-    the read that failed, with ``again`` set, and with ``medium`` if the drive could not read the
-    block. ``tried`` is one more, unless the drive did not come so far (UNREACHED). Who maps the
-    block says when nothing is left to be tried.
+    same command slot and ``fua``, and ``offset`` is its index in the host's command. Its
+    ``recover`` is that of the read that failed, with ``again`` set, and with ``medium`` if the
+    drive could not read the block. ``tried`` is one more, unless the drive did not come so far
+    (UNREACHED). Who maps the block says when nothing is left to be tried.
 
     A FLUSH that a drive aborted, or that found a drive gone, is sent again once all drives have
-    answered, `FLUSH_ROUNDS` times at most. The array is judged as it is then, and rejects the FLUSH
+    answered, `flush_rounds` times at most. The array is judged as it is then, and rejects the FLUSH
     if data is lost.
 
     No event ever waits for ``command`` or ``completion``. Blocks to be retried are a bit each of
@@ -217,6 +214,7 @@ class Tracker(wiring.Component):
             origins.write.data.volume.eq(started.volume),
             origins.write.data.block.eq(started.block),
             origins.write.data.flush.eq(started.opcode == HostOpcode.FLUSH),
+            origins.write.data.fua.eq(started.fua),
             self._retry.eq(lowest_bit(m, self._before.retries, "lowest_retry")),
             self._attempts.reads[0].address.eq(Cat(self._retry, slot)),
             self._attempts.write.address.eq(Cat(self._place, slot)),
@@ -232,7 +230,7 @@ class Tracker(wiring.Component):
         again = Signal()
         error = Signal(Status)
         m.d.comb += [
-            again.eq(self._undone & (before.rounds != FLUSH_ROUNDS - 1)),
+            again.eq(self._undone & (before.rounds != flush_rounds(self._config) - 1)),
             error.eq(Mux(again, Status.SUCCESS, self._status)),
             self._once_more.eq(before.again | again),
             self._first_error.eq(Mux(before.status == Status.SUCCESS, error, before.status)),
@@ -391,7 +389,7 @@ class Tracker(wiring.Component):
         m.d.sync += [
             request.slot.eq(self._slot),
             request.opcode.eq(Mux(known.flush, HostOpcode.FLUSH, HostOpcode.READ)),
-            request.fua.eq(0),
+            request.fua.eq(known.fua),
             request.volume.eq(known.volume),
             request.block.eq(known.block + self._retry),
             request.blocks.eq(0),

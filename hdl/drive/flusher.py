@@ -4,9 +4,8 @@ from amaranth.hdl import Array, Cat, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.tracker import FLUSH_ROUNDS
 from hdl.config import MAX_DRIVES, Config, bits_for_count
-from hdl.flow.flush_request import FlushRequest
+from hdl.flow.flush_request import FlushRequest, flush_rounds
 from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, operation
 from hdl.flow.recovery import tried_bits
 from hdl.kit.pick import RoundRobin
@@ -16,7 +15,7 @@ class Flusher(wiring.Component):
     """Asks drives to store what is in their volatile caches, and says which of them did.
 
     Each drive of a request gets a FLUSH that begins after the request was taken. A drive that
-    aborts its FLUSH gets it again when all have answered, `FLUSH_ROUNDS` times in all. One that
+    aborts its FLUSH gets it again when all have answered, `flush_rounds` times in all. One that
     goes away, or ends it with an error, has not stored anything. Nor has one that restarts (with
     ``background``). Whoever hears the end of its FLUSH tells of that. There is one request at a
     time.
@@ -72,7 +71,7 @@ class Flusher(wiring.Component):
         self._stored = Signal(MAX_DRIVES)
         self._again = Signal(MAX_DRIVES)
         self._out = Signal(range(config.ports + 1))  # operations that have not ended
-        self._rounds = Signal(range(FLUSH_ROUNDS))
+        self._rounds = Signal(range(flush_rounds(config)))
         self._before = Signal(data.ArrayLayout(tried_bits(config), config.ports))
 
     def elaborate(self, platform) -> Module:
@@ -161,7 +160,7 @@ class Flusher(wiring.Component):
         with m.State("COLLECT"):
             with m.If(self._out == 0):
                 m.next = "TELL"
-                with m.If(again.any() & (rounds != FLUSH_ROUNDS - 1)):
+                with m.If(again.any() & (rounds != flush_rounds(self._config) - 1)):
                     m.d.sync += [self._pending.eq(again), again.eq(0), rounds.eq(rounds + 1)]
                     m.next = "SEND"
 

@@ -3,6 +3,17 @@
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from hdl.config import Config
+
+
+def flush_rounds(config: Config) -> int:
+    """Times that a FLUSH is sent to its drives while one of them aborts it or goes away.
+
+    A drive may hang as often as it is aborted, reset and given up
+    (`hdl.drive.recovery.ladder`). So a FLUSH outlasts all drives that hang one after the other.
+    """
+    return config.ports * (config.drive_resets + 2) + 1
+
 
 class FlushRequest(wiring.Signature):
     """A request to flush the drives of all arrays, seen from who asks for it.

@@ -8,6 +8,7 @@ from hdl.config import DATA_OFFSET_BLOCKS, Config
 from hdl.flow.array_state import eras
 from hdl.flow.operation import Opcode, Owner, operation
 from hdl.flow.recovery import tried_bits
+from hdl.flow.row import RowKind
 from hdl.stripe.planning.program import program, role_bits, target, target_bits
 from hdl.stripe.rows.progress import Phase, progress
 
@@ -91,7 +92,7 @@ class RowOperation(wiring.Component):
             self.has_line.eq(1),
             sent.port.eq(target.port),
             sent.opcode.eq(Mux(self.writing, Opcode.WRITE, Opcode.READ)),
-            sent.fua.eq(self.writing & program.fua),
+            sent.fua.eq(program.fua & (self.writing | (program.kind == RowKind.RECOVER))),
             sent.more.eq(follows & program.more & ~self.resending),
             sent.alone.eq(self.resending),
             sent.block.eq(program.row + DATA_OFFSET_BLOCKS + wrap),
