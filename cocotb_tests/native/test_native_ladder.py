@@ -67,6 +67,37 @@ def test_a_drive_is_given_up(level):
     assert gap < (USUAL.drive_resets + 2) * LONGEST_NS
 
 
+@pytest.mark.parametrize("level", [Level.RAID0, Level.RAID5], ids=["RAID0", "RAID5"])
+def test_a_flush_outlasts_drives_that_hang_in_turn(level):
+    """Each drive hangs once in every round of the Flush, as often as it is not given up for it."""
+    volatile = FAST.changed(volatile_cache=True)
+    with Card([volatile] * PORTS, seed=SEED, config=USUAL) as card:
+        flushed = False
+
+        async def hang_in_turn() -> None:
+            for port in [*range(PORTS)] * (USUAL.drive_resets + 1):
+                faults = card.harness.drive_statistics(port)["faults"]
+                card.harness.drive_fault(port, 1)
+                while card.harness.drive_statistics(port)["faults"] == faults:
+                    assert not flushed, f"the Flush has ended before port {port} hung"
+                    await card.card.transport.sleep(TICK_NS // 4)
+
+        async def flush(volume: Volume) -> None:
+            nonlocal flushed
+            assert await card.flush(volume) == 0
+            flushed = True
+
+        async def main() -> None:
+            volume = await card.create(level, range(PORTS))
+            assert await card.write(volume, 0, 8, card.buffer(8), 0, fua=False) == 0
+            await card.together([hang_in_turn(), flush(volume)])
+
+        card.run(main())
+        assert not card.gone
+        for port in range(PORTS):
+            assert not card.harness.drive_statistics(port)["unflushed"]
+
+
 def test_late_is_not_lost():
     counters, failed, _ = hang(Level.RAID5, 4, 3, 20, delay_ns=LONGEST_NS / 3)
     assert counters["faults"] == 20 and not counters["aborts"] and not failed

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from operator import xor
 
 import pytest
 
@@ -298,6 +299,37 @@ def test_what_is_read_with_fua_outlives_the_power():
 
         assert all(kept(block) for block in looked)
         assert not all(kept(block) for block in others)
+
+
+def test_what_is_worked_out_with_fua_outlives_the_power():
+    """The blocks of the row from which it was worked out are stored by then."""
+    pulled, ports = 0, range(3)
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID5, ports)
+            address = card.buffer(8)
+            for first in range(0, 32, 8):
+                assert await card.write(volume, first, 8, address, 0, fua=False) == 0
+            card.pull(pulled)
+            for first in range(0, 32, 8):
+                await card.nvme.read(volume.namespace, first, 8, address, fua=True)
+            return volume
+
+        volume = card.run(main())
+        card.harness.power_loss()
+        gone = 0
+        for block in range(32):
+            (content,) = volume.model.possible(block)
+            (place,) = volume.layout.copies_of(block)
+            port = volume.ports[place.position]
+            if port == pulled:
+                gone += 1
+                others = [card.stored(other, place.row) for other in ports if other != pulled]
+                assert bytes(map(xor, *others)) == content, f"block {block} is lost"
+            else:
+                assert card.stored(port, place.row) == content, f"block {block} was not stored"
+        assert gone
 
 
 def test_a_port_reset_may_lose_the_cache():
