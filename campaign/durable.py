@@ -4,7 +4,7 @@ Python.
 A write is durable when it has succeeded with FUA, or when a Flush that began after it had ended has
 succeeded (NVMe 1.4 section 6.8). After a loss of power a block may hold the data of any write,
 whether it succeeded or not. There is one exception: a write that ended before a durable write began
-cannot come back.
+cannot come back. What a read with FUA has returned is durable as well (section 6.9).
 """
 
 from collections.abc import Iterable, Sequence
@@ -71,6 +71,13 @@ class DurableModel(VolumeModel):
             durable = [e.begin for e in self._saved[block] if e.done and e.end <= begun]
             if durable:
                 self._drop(block, max(durable))
+
+    def stored(self, first: int, data: Sequence[bytes]) -> None:
+        """A read with FUA has returned this, from block ``first`` on."""
+        for block, content in enumerate(data, first):
+            begins = [entry.begin for entry in self._saved[block] if entry.data == content]
+            if begins:
+                self._drop(block, min(begins))
 
     def _drop(self, block: int, begin: int) -> None:
         """A write that began at this moment is durable. Writes that had ended before cannot come

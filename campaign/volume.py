@@ -191,12 +191,18 @@ class Volume:
             if self.doubtful.get(block, begin) < begin:
                 del self.doubtful[block]
 
-    async def read(self, first: int, count: int, address: int, queue: int = 0) -> int:
-        """Reads, and checks the data and the memory around it."""
+    async def read(
+        self, first: int, count: int, address: int, queue: int = 0, *, fua: bool = False
+    ) -> int:
+        """Reads, and checks the data and the memory around it.
+
+        What is read with FUA is durable if it can only come from the block's own drive. Where there
+        is redundancy, other drives may have been read and asked to store it.
+        """
         card, size = self.array.card, self.sector_bytes
         pages = card.guard(address, count * size)
         read = self.model.begin_read(first, count)
-        command = card.nvme.read(self.namespace, first, count, address, queue, size)
+        command = card.nvme.read(self.namespace, first, count, address, queue, size, fua)
         status = await card.timed(self, "a read", command, queue)
         if status:
             self.model.end_read(read, None)
@@ -207,6 +213,8 @@ class Volume:
             self.model.end_read(read, pieces(data, size))
         except DataError as error:
             raise DataError(f"{self}: {error}") from None
+        if fua and not self.array.redundant:
+            self.model.stored(first, pieces(data, size))
         self._trust(first, count, read.begin)
         return 0
 
@@ -364,7 +372,8 @@ class Volume:
                     first, count, address, queue, fua=fua, unfetched=unfetched
                 )
                 return status, unfetched
-            return await self.read(first, count, address, queue), False
+            fua = card.whim.random() < FUAS
+            return await self.read(first, count, address, queue, fua=fua), False
 
         async def work(number: int) -> None:
             nonlocal left

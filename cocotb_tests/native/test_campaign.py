@@ -152,6 +152,16 @@ def test_what_was_forced_is_there():
     assert after_loss(model) == {B, C}
 
 
+def test_what_a_read_has_stored_is_there():
+    model = durable()
+    put(model, A)
+    put(model, B)
+    model.stored(0, [B])
+    put(model, C)
+    model.stored(1, [A])  # a write that has not ended is not known yet
+    assert after_loss(model) == {B, C}
+
+
 def test_a_flush_is_about_what_had_ended():
     model = durable()
     put(model, A)
@@ -236,6 +246,19 @@ def test_flushes_that_do_nothing_are_found(monkeypatch):
 
     monkeypatch.setattr(Nvme, "flush", nothing)
     find(monkeypatch, {"power"}, "is wrong")
+
+
+def test_reads_that_store_nothing_are_found(monkeypatch):
+    """What was read with FUA is missing after a loss of power."""
+    read = Nvme.read
+
+    async def without(nvme: Nvme, *arguments) -> None:
+        await read(nvme, *arguments[:6])
+
+    monkeypatch.setattr(Nvme, "read", without)
+    monkeypatch.setattr("campaign.volume.FLUSHES", 0)
+    monkeypatch.setattr("campaign.volume.FUAS", 0.5)
+    find(monkeypatch, {"power"}, "is wrong", runs=24)
 
 
 def test_flushes_past_tolerance_are_found(monkeypatch):
