@@ -5,6 +5,7 @@ settings have to be given on make's command line. clang builds about three times
 """
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -19,6 +20,9 @@ from pathlib import Path
 
 CLANG_NAMES = ("clang++", *(f"clang++-{number}" for number in range(22, 13, -1)))
 """clang++ as distributions name it, newest first."""
+
+FILES = "files.json"
+"""What a directory of the build cache lists its files in, with their sizes in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,20 +107,36 @@ def build_once(directory: Path) -> Iterator[Path | None]:
     """Yields an empty directory to build in, or None when ``directory`` is there already.
 
     The directory becomes ``directory`` when the block ends without an exception. Other processes
-    that want the same wait.
+    that want the same wait. A ``directory`` that is not `intact` any more is built again.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     lock = directory.with_name(f".{directory.name}.lock")
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        if directory.exists():
+        if intact(directory):
             yield None
             return
+        shutil.rmtree(directory, ignore_errors=True)
         draft = directory.with_name(f".{directory.name}.draft")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         yield draft
+        sizes = {
+            str(path.relative_to(draft)): path.stat().st_size
+            for path in draft.rglob("*")
+            if path.is_file()
+        }
+        (draft / FILES).write_text(json.dumps(sizes))
         draft.rename(directory)
+
+
+def intact(directory: Path) -> bool:
+    """Whether every file that `build_once` has left in ``directory`` is there and has its size."""
+    try:
+        sizes = json.loads((directory / FILES).read_text())
+        return all((directory / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError):
+        return False
 
 
 @cache

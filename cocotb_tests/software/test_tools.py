@@ -25,6 +25,7 @@ from campaign.card import Outcome
 from cocotb_tests.software.records import RECORD
 from sim.checkout import ROOT
 from sim.cli import INTERRUPTED, WIDE, processes, program, terminal
+from sim.verilator import FILES, build_once
 
 NOBODY = 65534
 AT_ONCE_S = 1.0
@@ -214,6 +215,36 @@ def test_seed_that_pytest_refuses(seed):
     )
     assert done.returncode == 4 and not done.stdout
     assert done.stderr.strip() == f"ERROR: SEED must be a number in 0..4294967295, not '{seed}'"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda directory: (directory / "inner" / "one").write_text("on"),
+        lambda directory: (directory / "inner" / "one").unlink(),
+        lambda directory: (directory / FILES).write_text(""),
+        lambda directory: (directory / FILES).unlink(),
+    ],
+    ids=["short", "gone", "no_list", "list_gone"],
+)
+def test_damaged_build_is_built_again(tmp_path, damage):
+    """What a full disk, or a power cut, has left of it. Files that were added are no damage."""
+    directory = tmp_path / "built"
+
+    def build() -> bool:
+        with build_once(directory) as draft:
+            if draft is None:
+                return False
+            (draft / "inner").mkdir()
+            (draft / "inner" / "one").write_text("one")
+        return True
+
+    assert build() and not build()
+    (directory / "more").touch()
+    assert not build()
+    damage(directory)
+    assert build() and not build()
+    assert (directory / "inner" / "one").read_text() == "one" and not (directory / "more").exists()
 
 
 @pytest.mark.parametrize("kind", [PermissionError(13, "no"), OSError(30, "Read-only file system")])

@@ -87,8 +87,10 @@ def build_controller(
     if component is None:
         stamp = BUILD / "native" / "index" / digest(repr(config), _text_of(ROOT / "hdl", "py"),
                                                     _tools(), _sources())
-        if stamp.exists() and (library := BUILD / "native" / stamp.read_text()).exists():
-            return library
+        if stamp.exists():
+            library = BUILD / "native" / stamp.read_text()
+            if verilator.intact(library.parent):
+                return library
         from hdl.controller import Controller  # late: tests bring their own component
 
         component = partial(Controller, config=config)
