@@ -7,3 +7,6 @@ ROWS = 256
 FORGETFUL = Ideal(
     capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND, volatile_cache=True
 )
+SLOWER = Ideal(
+    capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=20 * MICROSECOND, volatile_cache=True
+)

@@ -1,7 +1,6 @@
 """What must hold over time on the whole controller: who is inside as an array goes, and trust."""
 
 import os
-from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 
@@ -9,7 +8,7 @@ import pytest
 
 from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import PORTS, Card, Volume
-from cocotb_tests.native.native_forgetful import FORGETFUL, ROWS
+from cocotb_tests.native.native_forgetful import FORGETFUL, ROWS, SLOWER
 from cocotb_tests.native.native_jobs import POLL_NS, POLLS, finished, replaced
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
@@ -17,12 +16,9 @@ from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
 from sim.golden.nvme import INTERNAL_ERROR, INVALID_FIELD, SET_FEATURES, WRITE_FAULT
-from sim.native.harness import Flow
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
-from sw.driver.commands import Command, NvmeError, Register
-from sw.driver.nvme import CSTS_READY
-from sw.driver.queue import QueueStoppedError
+from sw.driver.commands import Command, NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
 VOLATILE_WRITE_CACHE = 6
@@ -322,18 +318,13 @@ def test_a_member_that_forgets_costs_nothing(level, members):
         card.finish(volume)
 
 
-TOGETHER = Ideal(
-    capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=20 * MICROSECOND, volatile_cache=True
-)
-
-
 def test_what_mirrors_have_given_stays():
     """All drives of mirrors restart. After the host has been told, and has read what is left and
     flushed it, that is what it is, before a RESYNC, in the middle of it, and after; also of blocks
     that the first copy could not give. What is written in between is there as well."""
     members = 3
     blocks = 3 * 16
-    with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
+    with Card([SLOWER] * 8, seed=SEED, config=USUAL) as card:
         volume = card.run(card.create(Level.RAID1, range(members)))
         memory = card.card.transport.memory
         address = card.buffer(8)
@@ -390,7 +381,7 @@ def test_what_was_read_after_a_restart_stays():
     has answered. What the read gives then is what all later ones give, unless it is of before the
     restart. That is so of reads that drives have, and of those that wait for them."""
     members, blocks = 3, 48
-    with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
+    with Card([SLOWER] * 8, seed=SEED, config=USUAL) as card:
         volume = card.run(card.create(Level.RAID1, range(members)))
         memory = card.card.transport.memory
         buffers = [card.buffer(8) for _ in range(blocks)]
@@ -451,7 +442,7 @@ def test_what_no_drive_has_lost_is_read(level, members, stalls):
     written are on their drives, and are what the host reads, although its reads were aborted. So it
     is if the drives had not answered for a while, and it was tried to do without them."""
     stripes = 32
-    with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
+    with Card([SLOWER] * 8, seed=SEED, config=USUAL) as card:
         volume = card.run(card.create(level, range(members)))
         data = volume.layout.data
         strip = volume.layout.strip_blocks
@@ -512,7 +503,7 @@ def test_reads_outlast_a_drive_that_hangs_after_a_restart(level, members):
     """All drives restart, and one of them hangs from then on. Once it has been given up its blocks
     are had from the others, whatever its reads have been through before."""
     reads = 24
-    with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
+    with Card([SLOWER] * 8, seed=SEED, config=USUAL) as card:
         volume = card.run(card.create(level, range(members)))
         memory = card.card.transport.memory
         buffers = [card.buffer(1) for _ in range(reads)]
@@ -603,7 +594,7 @@ def test_a_walk_works_nothing_out_of_two_times():
     """What it has read before drives restarted, and after that."""
     whole = 0
     for wait in range(80, 320, 80):
-        kind = replace(TOGETHER, capacity=DATA_OFFSET_BLOCKS + 64)
+        kind = replace(SLOWER, capacity=DATA_OFFSET_BLOCKS + 64)
         late = replace(kind, latency_ps=60 * MICROSECOND)
         with Card([kind, kind, late, *[kind] * 5], seed=wait, config=USUAL) as card:
             volume = card.run(card.create(Level.RAID5, range(3), strip_blocks=1))
@@ -615,7 +606,7 @@ def test_a_walk_works_nothing_out_of_two_times():
 def test_rows_end_while_a_drive_restarts_all_the_time(bad):
     """A drive of another array, or of this one, that hangs and restarts twice in the time of a read
     holds up no row that can do without it."""
-    kind = replace(TOGETHER, latency_ps=1_000 * MICROSECOND)
+    kind = replace(SLOWER, latency_ps=1_000 * MICROSECOND)
     with Card([kind] * 8, seed=SEED, config=USUAL) as card:
         ended: list[int] = []
 
@@ -648,254 +639,6 @@ def test_rows_end_while_a_drive_restarts_all_the_time(bad):
         card.run(scenario())
 
 
-async def flush_over_a_restart(card: Card, *, wait: int, other_volume: bool) -> tuple[int, int]:
-    """Status of a Flush that waits in the port of a drive as that restarts, while another Flush, of
-    the same volume or another one, is told what is lost; and how many blocks are."""
-    nvme, transport = card.nvme, card.card.transport
-    memory, address, blocks = transport.memory, card.buffer(1), 48
-    statuses: list[int] = []
-
-    async def flush(volume: int) -> None:
-        try:
-            await nvme.flush(volume, volume % 2)
-        except NvmeError as error:
-            statuses.append(error.status)
-        else:
-            statuses.append(0)
-
-    async def read(volume: int, block: int, buffer: int) -> None:
-        with suppress(NvmeError):
-            await nvme.read(volume, block, 1, buffer, 1)
-
-    array = await raid.create_array(nvme, Level.RAID0, range(3), strip_kib=4)
-    volume = await raid.create_volume(nvme, array, 0, 256)
-    other = await raid.create_volume(nvme, array, 256)
-    for block in range(blocks):
-        memory.write(address, bytes([block + 1]) * 4096)
-        await nvme.write(volume, block, 1, address, 0)
-    for number in range(32):
-        transport.spawn(read(volume, 100 + 3 * number, card.buffer(1)))
-    await transport.sleep(2_000)
-    transport.spawn(flush(volume))
-    await transport.sleep(wait)
-    card.harness.restart_drive(1)
-    await transport.sleep(1_000)
-    with suppress(NvmeError):
-        await nvme.flush(other if other_volume else volume, 1)
-    while not statuses:
-        await transport.sleep(10_000)
-    lost = 0
-    for block in range(blocks):
-        await nvme.read(volume, block, 1, address, 0)
-        lost += memory.read(address, 4096) != bytes([block + 1]) * 4096
-    return statuses[0], lost
-
-
-@pytest.mark.parametrize("other_volume", [False, True])
-def test_a_flush_that_waited_over_a_restart_has_not_stored(other_volume):
-    """The drive is believed again once somebody has been told. That Flush is not: what it was meant
-    for may be lost."""
-    seen = 0
-    for wait in range(1_000, 9_000, 2_000):
-        with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
-            scenario = flush_over_a_restart(card, wait=wait, other_volume=other_volume)
-            status, lost = card.run(scenario)
-            assert not lost or status, f"{wait}: {lost} blocks"
-            seen += lost
-    assert seen, "nothing was lost, so nothing is shown"
-
-
-SLOW_MIDDLE = [
-    replace(TOGETHER, latency_ps=us * MICROSECOND) for us in (5, 60, 5, 20, 20, 20, 20, 20)
-]
-"""A Flush waits for the second drive only."""
-
-
-async def written(card: Card, blocks: int) -> int:
-    """A RAID 0 with a volume that has blocks in its caches; its namespace."""
-    await raid.create_array(card.nvme, Level.RAID0, range(3), strip_kib=4)
-    volume = await raid.create_volume(card.nvme, 0, 0, 256)
-    address = card.buffer(1)
-    for block in range(blocks):
-        card.card.transport.memory.write(address, bytes([block + 1]) * 4096)
-        await card.nvme.write(volume, block, 1, address, 0)
-    return volume
-
-
-async def missing(card: Card, volume: int, blocks: int) -> int:
-    """How many of them are not what was `written`."""
-    address, lost = card.buffer(1), 0
-    for block in range(blocks):
-        await card.nvme.read(volume, block, 1, address, 0)
-        lost += card.card.transport.memory.read(address, 4096) != bytes([block + 1]) * 4096
-    return lost
-
-
-async def flush(card: Card, volume: int, queue: int, statuses: list[int]) -> None:
-    try:
-        await card.nvme.flush(volume, queue)
-    except NvmeError as error:
-        statuses.append(error.status)
-    else:
-        statuses.append(0)
-
-
-@pytest.mark.parametrize("before_ns", [0, 400])
-def test_a_flush_that_was_rung_before_a_restart_has_not_stored(before_ns):
-    """The card fetches it after the drive has restarted, while another Flush is told of that. Its
-    host does not know by then; one that is submitted after that succeeds."""
-    blocks = 48
-    with Card(SLOW_MIDDLE, seed=SEED, config=USUAL) as card:
-
-        async def scenario() -> None:
-            transport = card.card.transport
-            volume = await written(card, blocks)
-            statuses: list[int] = []
-            transport.spawn(flush(card, volume, 0, statuses))
-            await transport.sleep(30_000)
-            transport.spawn(flush(card, volume, 1, statuses))
-            await transport.sleep(before_ns)
-            assert not statuses
-            card.harness.restart_drive(1)
-            while len(statuses) < 2:
-                await transport.sleep(5_000)
-            assert await missing(card, volume, blocks), "nothing was lost, so nothing is shown"
-            await flush(card, volume, 0, statuses)
-            assert statuses == [WRITE_FAULT, WRITE_FAULT, 0], [hex(s) for s in statuses]
-
-        card.run(scenario())
-
-
-def test_a_controller_reset_does_not_take_the_answer_away():
-    """The controller is disabled while the Flush is inside that would have told of a restart: the
-    first one after that tells."""
-    blocks = 48
-    with Card(SLOW_MIDDLE, seed=SEED, config=USUAL) as card:
-
-        async def scenario() -> None:
-            nvme, transport = card.nvme, card.card.transport
-
-            async def gone(submitted: Coroutine) -> None:
-                with suppress(QueueStoppedError):
-                    await submitted
-
-            volume = await written(card, blocks)
-            statuses: list[int] = []
-            transport.spawn(gone(flush(card, volume, 0, statuses)))
-            await transport.sleep(30_000)
-            card.harness.restart_drive(1)
-            await transport.write32(Register.CC, 0)
-            while await transport.read32(Register.CSTS) & CSTS_READY:
-                await transport.sleep(5_000)
-            assert not statuses
-            await nvme.stop()
-            await nvme.start(queue_pairs=2)
-            statuses.clear()
-            assert await missing(card, volume, blocks), "nothing was lost, so nothing is shown"
-            for _ in range(2):
-                await flush(card, volume, 0, statuses)
-            assert statuses == [WRITE_FAULT, 0], [hex(s) for s in statuses]
-
-        card.run(scenario())
-
-
-@pytest.mark.parametrize(("others", "posted"), [(4, True), (6, False)])
-def test_an_answer_that_is_not_taken_tells_nobody(others, posted):
-    """The hard block takes nothing as the Flush ends that tells of a restart, behind other answers,
-    and the host disables the controller. Whether its entry is posted meanwhile or not, the host has
-    not taken it: the next Flush tells."""
-    blocks = 48
-    with Card(SLOW_MIDDLE, seed=SEED, config=USUAL) as card:
-
-        async def gone(submitted: Coroutine) -> None:
-            with suppress(QueueStoppedError):
-                await submitted
-
-        async def scenario() -> None:
-            nvme, transport = card.nvme, card.card.transport
-            volume = await written(card, blocks)
-            beside = await raid.create_volume(nvme, 0, 256, 256)
-            for _ in range(others):
-                transport.spawn(gone(flush(card, beside, 0, [])))
-            await transport.sleep(10_000)
-            transport.spawn(gone(flush(card, volume, 1, [])))
-            await transport.sleep(20_000)
-            card.harness.hold(Flow.RQ_READY, 40_000)
-            card.harness.restart_drive(1)
-            await transport.sleep(15_000)
-            await transport.write32(Register.CC, 0)
-            await transport.sleep(60_000)
-            while await transport.read32(Register.CSTS) & CSTS_READY:
-                await transport.sleep(5_000)
-            phase = transport.memory.read(nvme.queues[1].cq_address, 16)[14] & 1
-            assert phase == posted, "the stall is not as long as it must be"
-            await nvme.stop()
-            await nvme.start(queue_pairs=2)
-            assert await missing(card, volume, blocks), "nothing was lost, so nothing is shown"
-            statuses: list[int] = []
-            for _ in range(2):
-                await flush(card, volume, 0, statuses)
-            assert statuses == [WRITE_FAULT, 0], [hex(s) for s in statuses]
-
-        card.run(scenario())
-
-
-RESETS_NS = (600, 2_000, 20)
-"""From before the Flush ends that tells of a restart until after its host knows."""
-
-
-@pytest.mark.parametrize("way", ["link", "function", "disable"])
-def test_an_answer_that_does_not_arrive_tells_nobody(way):
-    """The controller is reset at any moment about the end of the Flush that tells of a restart. If
-    its host has not been told by that, the next one tells; if it has, at most once more."""
-    with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
-        harness = card.harness
-
-        async def gone(submitted: Coroutine) -> None:
-            with suppress(QueueStoppedError):
-                await submitted
-
-        async def reset() -> None:
-            if way == "link":
-                harness.reset_link()
-            elif way == "function":
-                harness.reset_function()
-            else:
-                harness.set_status("bus_master", 0)
-                await card.card.transport.write32(Register.CC, 0)
-
-        async def scenario() -> None:
-            nvme, transport = card.nvme, card.card.transport
-            volume = await written(card, 1)
-            outcomes: set[tuple[bool, bool]] = set()
-            for wait in range(*RESETS_NS):
-                statuses: list[int] = []
-                entries, length = nvme.queues[0].cq_address, 16 * nvme.queues[0].depth
-                before = transport.memory.read(entries, length)
-                harness.restart_drive(1)
-                transport.spawn(gone(flush(card, volume, 0, statuses)))
-                await transport.sleep(wait)
-                await reset()
-                await transport.sleep(2_000)
-                arrived = transport.memory.read(entries, length) != before
-                harness.set_status("bus_master", 1)
-                while await transport.read32(Register.CSTS) & CSTS_READY:
-                    await transport.sleep(5_000)
-                await nvme.stop()
-                told = bool(statuses)
-                assert statuses in ([], [WRITE_FAULT])
-                outcomes.add((arrived, told))
-                await nvme.start(queue_pairs=2)
-                again: list[int] = []
-                for _ in range(2):
-                    await flush(card, volume, 0, again)
-                refusals = [[WRITE_FAULT, 0]] + [[0, 0]] * told
-                assert again in refusals, f"reset after {wait} ns, told: {told}: {again}"
-            assert outcomes == {(False, False), (True, False), (True, True)}
-
-        card.run(scenario())
-
-
 @pytest.mark.parametrize(
     ("level", "members"),
     [
@@ -908,7 +651,7 @@ def test_a_drive_that_was_kept_stores_what_is_flushed(level, members, volume_bef
     """It restarted as its array could not do without it, and no volume was there to be told, or has
     gone since. What a later volume flushes with success is on it: it may restart once more."""
     kept = 1
-    with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
+    with Card([SLOWER] * 8, seed=SEED, config=USUAL) as card:
         memory = card.card.transport.memory
         address = card.buffer(1)
 
