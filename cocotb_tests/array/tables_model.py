@@ -144,7 +144,7 @@ class Model:
             return ManageStatus.NO_ENTRY, None
         position, port, spare = self.migrations[number]
         if request["complete"]:
-            self.flush(1 << port)
+            self.flush(1 << port, judged=1 << port)
         del self.migrations[number]
         members = self.arrays[number].members
         self.quiesce(number)
@@ -206,25 +206,25 @@ class Model:
         if request["array"] not in self.arrays:
             return ManageStatus.NO_ENTRY, None
         members = sum(1 << port for port in self.arrays[request["array"]].members)
-        if request.get("zero"):
-            migrating = self.migrations.get(request["array"])
-            members |= 1 << migrating[1] if migrating else 0
-            live = members & ~self.failed
-            self.flushes.append(live)
-            end = MigrationEnd.RELEASED if not live or live & self.refusing else MigrationEnd.JOINED
-            return ManageStatus.DONE, end.value << 5
-        stale = self.stale & members
-        stored = self.flush(stale)
+        migrating = self.migrations.get(request["array"])
+        members |= 1 << migrating[1] if migrating else 0
+        live = members & ~self.failed
+        complete = request.get("complete", 0)
+        stale = self.stale & members if complete else 0
+        self.flush(live, judged=stale)
         self.stale &= ~stale
-        end = MigrationEnd.JOINED if stale and stale == stored else MigrationEnd.RELEASED
+        # A stale drive that does not flush has failed, and then it is not all of them.
+        joins = not live & self.refusing and (stale or not complete)
+        end = MigrationEnd.JOINED if joins else MigrationEnd.RELEASED
         return ManageStatus.DONE, end.value << 5
 
-    def flush(self, ports: int) -> int:
-        """Drives are flushed, and fail if they cannot do it; those that did."""
+    def flush(self, ports: int, judged: int) -> int:
+        """Drives are flushed, and those that are judged fail if they cannot do it; those that did.
+        """
         self.flushes.append(ports)
         stored = ports & ~self.refusing & ~self.failed
-        self.lost |= ports & ~stored
-        self.broken |= ports & ~stored
+        self.lost |= judged & ~stored
+        self.broken |= judged & ~stored
         return stored
 
     def quiesce(self, number: int, *, array: int = 1, goes: int = 0) -> None:

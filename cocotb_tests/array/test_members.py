@@ -52,7 +52,7 @@ async def replaces_members(dut):
     await bench.compare()
     assert bench.model.used & 0b11111 == 0b01101 and bench.model.stale == 0b01000
     assert await bench.change(ManageOpcode.CHECK_EMPTY, array=0) == ManageStatus.IN_USE
-    assert await bench.change(ManageOpcode.SETTLE, array=0) == ManageStatus.DONE
+    assert await bench.change(ManageOpcode.SETTLE, array=0, complete=1) == ManageStatus.DONE
     assert bench.model.stale == 0
     await bench.compare()
     # The same drive comes back, and goes while it is rebuilt.
@@ -93,7 +93,7 @@ async def takes_members_back(dut):
     await bench.compare()
     # Of a drive that does not say who it is nobody knows that it is the same.
     bench.name(0, 0)
-    assert await bench.change(ManageOpcode.SETTLE, array=0) == ManageStatus.DONE
+    assert await bench.change(ManageOpcode.SETTLE, array=0, complete=1) == ManageStatus.DONE
     for port in (0, 3):
         bench.plug(port, None)
         await RisingEdge(dut.clk)

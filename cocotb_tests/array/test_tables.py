@@ -6,6 +6,7 @@ import random
 
 import cocotb
 import pytest
+from amaranth.hdl import Module
 from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.array.tables_bench import CHANGE_CYCLES, CONFIGS, Bench, run_tables, this_config
@@ -14,7 +15,7 @@ from cocotb_tests.streams import sample, start
 from hdl.array.tables.tables import ArrayTables
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.flow.geometry import Level, geometry
-from hdl.flow.manage import ManageOpcode, ManageStatus
+from hdl.flow.manage import MIGRATION_END_SHIFT, ManageOpcode, ManageStatus, MigrationEnd
 from hdl.flow.table_read import volume
 from sim.card.layouts import rotation_of_name
 from sim.golden.layout import MAX_STRIP_BLOCKS, MIRRORED, PARITIES, rotations
@@ -154,7 +155,7 @@ async def holds_what_the_model_holds(dut):
                 await bench.migrate_about()
             number = generator.choice([*bench.model.arrays, generator.randrange(256)])
             after = generator.choice((ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY))
-            await bench.change(after, array=number, zero=generator.randrange(2))
+            await bench.change(after, array=number, complete=generator.randrange(2))
             bench.model.refusing = generator.getrandbits(MAX_DRIVES) & generator.getrandbits(
                 MAX_DRIVES
             )
@@ -348,7 +349,7 @@ async def drives_are_flushed_before_they_are_trusted(dut):
         assert await bench.change(ManageOpcode.REPLACE, **replace) == ManageStatus.DONE
         bench.model.refusing = refusing
         bench.flushed.paused = True
-        settling = cocotb.start_soon(bench.change(ManageOpcode.SETTLE, array=0))
+        settling = cocotb.start_soon(bench.change(ManageOpcode.SETTLE, array=0, complete=1))
         for _ in range(200):
             await RisingEdge(dut.clk)
         assert sample(dut.drives__stale) == 0b0100
@@ -362,9 +363,92 @@ async def drives_are_flushed_before_they_are_trusted(dut):
         assert await bench.change(ManageOpcode.DELETE_ARRAY, array=0) == ManageStatus.DONE
 
 
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def all_live_drives_are_flushed(dut):
+    """Each by itself: one that does not flush takes no trust from a stale one that does, but is
+    told of. One that has failed meanwhile is not. Stale drives that are not through stay stale."""
+    config = this_config()
+    if not config.background:
+        return
+    bench = Bench(dut, config, random.Random(1))
+    await start(dut)
+    for port in range(5):
+        bench.plug(port, 100_000)
+    for drives in (0b0011, 0b1100):
+        array = {"level": Level.RAID1.value, "strip_shift": 2, "drives": drives}
+        assert await bench.change(ManageOpcode.CREATE_ARRAY, **array) == ManageStatus.DONE
+    bench.plug(1, None)
+    replace = {"array": 0, "position": 1, "port": 4}
+
+    async def settle(goes: int | None = None, complete: int = 0) -> MigrationEnd:
+        """What is answered. A drive may go before the flush has ended."""
+        bench.flushed.paused = True
+        bench.model.settle({"array": 0, "complete": complete})
+        bench.requests.send(opcode=ManageOpcode.SETTLE, array=0, complete=complete)
+        for _ in range(200):
+            await RisingEdge(dut.clk)
+        assert not bench.model.flushes and bench.responses.idle, "it does not wait for the flush"
+        if goes is not None:
+            bench.plug(goes, None)
+        bench.flushed.paused = False
+        answer = await bench.responses.receive(cycles=CHANGE_CYCLES)
+        assert answer.status == ManageStatus.DONE
+        await RisingEdge(dut.clk)
+        await bench.compare()
+        return MigrationEnd(answer.index >> MIGRATION_END_SHIFT)
+
+    joined, released = MigrationEnd.JOINED, MigrationEnd.RELEASED
+    assert await bench.change(ManageOpcode.REPLACE, **replace) == ManageStatus.DONE
+    for refusing, end in ((0, joined), (0b10000, released), (0b00001, released), (0b1100, joined)):
+        bench.model.refusing = refusing
+        assert await settle() == end, f"{refusing:#b}"
+        assert sample(dut.drives__stale) == 0b10000
+    bench.model.refusing = 0b00001
+    assert await settle(complete=1) == released
+    assert not sample(dut.drives__stale) and not sample(dut.drives__failed) & 0b10001
+    # None is stale any more, so it is not the one that was rebuilt.
+    bench.model.refusing = 0
+    assert await settle(complete=1) == released
+    assert await settle() == joined
+    bench.model.refusing = 0b00001
+    assert await settle(goes=0) == joined
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_tables(config):
     run_tables(config, module=__name__)
+
+
+class BelievesAll(ArrayTables):
+    """Planted bug: nobody looks whether all drives have flushed."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        with m.If(self.flushed.ready & self.flushed.valid):
+            joined = MigrationEnd.JOINED.value << MIGRATION_END_SHIFT
+            m.d.sync += self.changes.response.payload.index.eq(joined)
+        return m
+
+
+class FlushesNone(ArrayTables):
+    """Planted bug: only drives that have been rebuilt are flushed."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self.flush.payload.eq(self._rebuilt)
+        return m
+
+
+@pytest.mark.parametrize("bug", [BelievesAll, FlushesNone])
+def test_drives_that_are_not_flushed_are_found(bug, monkeypatch):
+    monkeypatch.setattr("cocotb_tests.array.tables_bench.ArrayTables", bug)
+    with pytest.raises(SimulationError, match="all_live_drives_are_flushed"):
+        run_tables(
+            "board",
+            name=f"tables_{bug.__name__}",
+            module=__name__,
+            testcase="all_live_drives_are_flushed",
+        )
 
 
 def test_planted_bug_is_found(monkeypatch):

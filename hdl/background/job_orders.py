@@ -85,17 +85,17 @@ class JobControl(wiring.Signature):
         One bit per array, a pulse. Its RESYNC has ended because the array has FAILED. It needs
         another one once it has not FAILED any more.
     rebuilt
-        Level. The stale drives of array ``rebuilt_array`` have all their blocks, or after a ZERO
-        all its drives have, or its migration ends. It falls while there is an ``order``.
+        Level. The job of array ``rebuilt_array`` is through its rows, and its drives are to be
+        flushed, or its migration ends. It falls while there is an ``order``.
     rebuilt_array
         That array.
     complete
         With ``rebuilt`` of a COPY: all rows are on the new drive.
     handed
-        A pulse that answers ``rebuilt``. The drives are no longer stale, or have been flushed, or
-        the migration has ended.
+        A pulse that answers ``rebuilt``. The drives have been flushed, and those that were rebuilt
+        are no longer stale, or the migration has ended.
     outcome
-        With ``handed``. JOINED if all the drives are trusted. Of a COPY, what has become of it. If
+        With ``handed``. JOINED if all the drives have flushed. Of a COPY, what has become of it. If
         its drive is now the member but stale, the job goes on as a REBUILD.
     """
 

@@ -33,7 +33,7 @@ class JobState(enum.Enum, shape=3):
     """The host stopped it. It can go on where it was."""
     FAILED = 4
     """The drives that it rebuilt, or the migration target, were lost. Or too many writes failed, or
-    the array has FAILED."""
+    a drive did not flush what was written, or the array has FAILED."""
 
 
 def job() -> data.StructLayout:
@@ -63,15 +63,22 @@ class Jobs(wiring.Component):
     """Gives the walker to one array's job after the other.
 
     Jobs of several arrays take turns of `SLICE_ROWS` rows. A RESYNC that has ended is followed by a
-    REBUILD if there are stale drives. RESYNC and REBUILD fail once the array has FAILED, unless
-    their last row has ended by then. What they would make unreadable may yet be of use. The
+    REBUILD if there are stale drives. RESYNC and REBUILD fail once the array has FAILED, a REBUILD
+    unless its last row has ended by then. What they would make unreadable may yet be of use. The
     boundaries stay where they are. A SALVAGE goes on, and begins only by order.
+
+    A job that may have written is DONE only once every live drive of its array has been flushed
+    (HAND-OVER). A CHECK, REPAIR or PATROL of every row that has found nothing has not written. Of
+    one that began with a later row nobody knows what was written before. Rows that a RESYNC or ZERO
+    has made right count as in sync with DONE, or when the job goes on as a REBUILD. If a drive does
+    not flush, the job has FAILED, and what was not in sync before is not in sync. The job can be
+    resumed. Then it is through its rows at once, and the drives are flushed again.
 
     An array that was in sync and is not any more (DOUBT) is ``torn``. A RESYNC of it follows the
     marks, as a REBUILD does. So its marks must not be dropped.
 
     A CHECK of every row proves an array that was ASSUMED if it finds nothing and all drives are
-    there. A RESYNC or ZERO of every row proves it as well.
+    there. A RESYNC or ZERO of every row proves it as well, once it counts as in sync.
 
     Parameters
     ----------
@@ -303,6 +310,20 @@ class Jobs(wiring.Component):
         m.d.sync += self._current.ended.eq(self.now)
         m.next = "STORE"
 
+    def _fail(self, m: Module) -> None:
+        """Ends the job. A RESYNC of an array that has FAILED comes back once it can be read."""
+        self._end(m, JobState.FAILED)
+        m.d.comb += self.control.unfinished.eq(
+            (self._resync & self._has_failed) << self._array
+        )
+
+    def _count_as_synced(self, m: Module) -> None:
+        """The rows that a RESYNC or ZERO has made right are in sync."""
+        with m.If(self._syncs_rows):
+            m.d.sync += [self._is_unsynced.eq(0), self._is_torn.eq(0)]
+            with m.If(self._current.whole & ~(self._resync & self._is_torn)):
+                m.d.sync += self._is_assumed.eq(0)
+
     def _go_on_as_rebuild(self, m: Module) -> None:
         """The job goes on as a REBUILD.
 
@@ -523,10 +544,6 @@ class Jobs(wiring.Component):
                     m.next = "SETTLE"
                 with m.If(end.complete):
                     m.d.comb += self._moves.eq(rebuilds)
-                    with m.If(self._syncs_rows):
-                        m.d.sync += [self._is_unsynced.eq(0), self._is_torn.eq(0)]
-                        with m.If(current.whole & ~(self._resync & self._is_torn)):
-                            m.d.sync += self._is_assumed.eq(0)
 
     def _count_finding(self, m: Module) -> None:
         """Counts a row that was not as it should be."""
@@ -550,40 +567,48 @@ class Jobs(wiring.Component):
         with m.State("JUDGE"):
             m.d.sync += pause.eq(VERDICT_CYCLES)
             exhausted = current.failures == MOST_FAILURES
+            # A row that a drive has refused is walked again, and may be found good then.
+            counts = (current.failures, current.mended, current.mismatched, current.lost)
+            unwritten = current.whole & ~Cat(counts).any()
             with m.If(self.verdicts.settled):
                 with m.If(self._migration & (self._pointless | complete | exhausted)):
                     m.next = "HAND-OVER"
                 with m.Elif(
                     (self._rebuild & ~self._has_stale) | (self._fails & ~complete) | exhausted
                 ):
-                    self._end(m, JobState.FAILED)
-                    m.d.comb += self.control.unfinished.eq(
-                        (self._resync & self._has_failed) << self._array
-                    )
+                    self._fail(m)
                 with m.Elif(~complete):
                     m.next = "STORE"
-                with m.Elif(self._rebuild | self._zero):
-                    m.next = "HAND-OVER"
                 with m.Elif(self._resync & self._has_stale):
+                    # What it has written is flushed at the end of the REBUILD.
+                    self._count_as_synced(m)
                     self._go_on_as_rebuild(m)
+                with m.Elif(self._rebuild | self._syncs_rows | ~unwritten):
+                    m.next = "HAND-OVER"
                 with m.Else():
                     self._end(m, JobState.DONE)
-                    nothing = ~Cat(current.mended, current.mismatched, current.lost).any()
-                    checks = (current.kind == WalkKind.CHECK) & current.whole & nothing
+                    checks = current.kind == WalkKind.CHECK
                     with m.If(checks & self.verdicts.optimal.bit_select(self._array, 1)):
                         m.d.sync += self._is_assumed.eq(0)
 
     def _hand_over(self, m: Module) -> None:
-        """The state HAND-OVER: the tables learn that the drives have all their blocks."""
+        """The state HAND-OVER: the tables flush the drives, and trust those that were rebuilt.
+
+        Drives that have failed meanwhile have not flushed. An array that has FAILED by that is not
+        in sync.
+        """
+        outcome = self.control.outcome
         with m.State("HAND-OVER"):
             m.d.comb += self.control.rebuilt.eq(~self.control.order.valid)
             with m.If(self.control.handed):
-                self._end(m, JobState.DONE)
-                released = self.control.outcome == MigrationEnd.RELEASED
-                with m.If(released | (self._zero & self._has_failed)):
-                    self._end(m, JobState.FAILED)
-                with m.If(self._migration & (self.control.outcome == MigrationEnd.STALE)):
+                released = outcome == MigrationEnd.RELEASED
+                with m.If(released | (self._syncs_rows & self._has_failed)):
+                    self._fail(m)
+                with m.Elif(self._migration & (outcome == MigrationEnd.STALE)):
                     self._go_on_as_rebuild(m)
+                with m.Else():
+                    self._end(m, JobState.DONE)
+                    self._count_as_synced(m)
             with m.Elif(self.control.order.valid):
                 m.next = "STORE"
 

@@ -43,8 +43,13 @@ class Supervisor(wiring.Component):
     **Restarted drives.** An array may be unable to do without drives that have restarted. Then a
     ZERO of the array begins anew. If the array has redundancy, its marked rows are no longer in
     sync, and a RESYNC makes them right. The RESYNC starts at once, or when a migration
-    has ended. Other jobs give way to it. When a ZERO has reached the last row, the tables flush the
-    drives of its array before the job is done.
+    has ended. Other jobs give way to it.
+
+    **Jobs that have written.** When such a job has reached the last row, the tables flush the
+    drives of its array before the job is done. If an array is in doubt by then, its job is not
+    done. Then a RESYNC or ZERO begins anew, and any other job gives way to a RESYNC. Only a REBUILD
+    or SALVAGE ends, since its drives are stale no longer: as done if all drives have flushed what
+    it wrote.
 
     **New arrays.** A new array without redundancy has nothing to be in sync. Any other one counts
     as in sync only if the host says so. Otherwise it begins with a RESYNC or a ZERO, or it waits
@@ -340,7 +345,7 @@ class Supervisor(wiring.Component):
                 self._by_spare.eq(0),
                 self._swept_array.eq(0),
             ]
-            # A ZERO begins anew before anybody thinks that it has ended.
+            # A RESYNC or ZERO begins anew before anybody thinks that it has ended.
             with m.If(doubts):
                 redundant = self._redundant.bit_select(self._doubtful_array, 1)
                 m.d.sync += [request.array.eq(self._doubtful_array), self._by_host.eq(0)]
@@ -348,10 +353,10 @@ class Supervisor(wiring.Component):
                 self._give_order(m, JobOrder.DOUBT)
             with m.Elif(self.jobs.rebuilt):
                 migrated = self.jobs.migrates.bit_select(self.jobs.rebuilt_array, 1)
+                rebuilds = self.jobs.rebuilds.bit_select(self.jobs.rebuilt_array, 1)
                 m.d.sync += [
                     request.opcode.eq(Mux(migrated, ManageOpcode.END_COPY, ManageOpcode.SETTLE)),
-                    request.complete.eq(self.jobs.complete),
-                    request.zero.eq(self.jobs.zeroes.bit_select(self.jobs.rebuilt_array, 1)),
+                    request.complete.eq(self.jobs.complete & (migrated | rebuilds)),
                     request.array.eq(self.jobs.rebuilt_array),
                     self._by_host.eq(0),
                 ]
@@ -662,13 +667,14 @@ class Supervisor(wiring.Component):
                 m.next = "ORDER"
 
     def _hand_over(self, m: Module) -> None:
-        """The state HAND-OVER: the stale drives of an array are trusted, or have failed.
+        """The state HAND-OVER: the drives of an array have been flushed, or have failed.
 
-        The array's state says so before the job has ended. A ZERO has not ended if a drive has
-        restarted meanwhile.
+        The array's state says so before the job has ended. If a drive has restarted meanwhile and
+        is kept, what the job wrote may be lost, so the job has not ended.
         """
         with m.State("HAND-OVER"):
-            anew = self._zeroes & self.doubts.bit_select(self._array, 1)
+            rebuilds = self.jobs.rebuilds.bit_select(self._array, 1)
+            anew = ~rebuilds & self.doubts.bit_select(self._array, 1)
             m.d.comb += self.jobs.handed.eq(self.verdicts.settled & ~anew)
             with m.If(self.verdicts.settled):
                 m.next = "REST"

@@ -118,10 +118,10 @@ def manage_request(config: Config) -> data.StructLayout:
         Only with `Config.intent_chunks`. Member ``position`` of ``array`` is failed, and its drive
         is there again. It has missed only writes to chunks that are marked.
     SETTLE
-        The stale members of ``array`` have been rebuilt, and are trusted once they have been
-        flushed. `MigrationEnd` of the answer is JOINED if all of them are trusted. With ``zero``
-        all live drives of ``array`` have been written, and are flushed. The answer is then JOINED
-        if all drives that have not failed by then have ended that flush well.
+        Flushes all live drives of ``array``. `MigrationEnd` of the answer is JOINED if all drives
+        that have not failed by then have ended that flush well. With ``complete`` the stale members
+        have been rebuilt. Those that end the flush well are trusted, and the others are failed. The
+        answer is then JOINED only if there are stale members and all of them are trusted as well.
     CHECK_EMPTY
         Checks that ``array`` exists and has no volumes.
     COPY

@@ -49,7 +49,8 @@ class DriveHealth(wiring.Component):
     fails
         One bit per port, a pulse. It has failed, if an array has it.
     absolves
-        One bit per port, a pulse. If it is kept, nobody is to be told what it has lost.
+        One bit per port, a pulse. If it is kept, it is suspect no longer. It is about to be
+        flushed after a job, and others are told what it has lost.
     decisions
         What becomes of suspect drives.
     blamed
@@ -131,8 +132,9 @@ class FollowedDriveHealth(DriveHealth):
     A drive that has restarted is suspect, because what it had not stored may be lost. It is asked
     for nothing until it is known what becomes of it. If its array can do without the drive, the
     drive has failed and ``returns``, so that it is brought up to date. Otherwise it is kept as it
-    is. It stays suspect until a FLUSH of its array was refused once. Until then it does not fail
-    for that, even if the array could do without it by now, unless it restarts again.
+    is. It stays suspect until a FLUSH of its array was refused once, or a job is done for which it
+    is flushed. Until then it does not fail for that, even if the array could do without it by now,
+    unless it restarts again.
 
     ``restarts`` counts. So a FLUSH that was asked for before a restart and is done after it is not
     taken for a FLUSH of what the drive had at that time.

@@ -200,7 +200,7 @@ class ArrayTables(wiring.Component):
         self._named_port = self._request.drives.bit_select(self._at_port, 1)
         self._blocks = Signal(BLOCK_NUMBER_BITS)
         self._smallest = Signal(BLOCK_NUMBER_BITS)
-        # Bit a position: no drive is there.
+        # Bit a position: no drive is there. SETTLE has another use for these bits.
         self._gone = Signal(MAX_DRIVES)
 
         # The array of the change, and what follows a new volume.
@@ -214,8 +214,9 @@ class ArrayTables(wiring.Component):
         self._left = Signal()
         self._old_port = Signal(config.port_bits)  # of the member, before the change
         self._pause = Signal(range(REWIND_CYCLES))
-        # SETTLE: the drives that have been rebuilt.
-        self._rebuilt = Signal(MAX_DRIVES)
+        # SETTLE: the live drives of the array; those of them that have been rebuilt.
+        self._written = Signal(MAX_DRIVES)
+        self._rebuilt = self._gone
         # END_COPY: the ports of the member before and of the one that takes its place; whether it
         # does, and is stale then.
         self._migrated_from = Signal(config.port_bits)
@@ -620,7 +621,7 @@ class ArrayTables(wiring.Component):
                 m.next = "PLACE_VOLUME"
             if self._config.background:
                 with m.Elif(request.opcode == ManageOpcode.SETTLE):
-                    m.next = "READ_STALE"
+                    m.next = "READ_WRITTEN"
                 with m.Elif(request.opcode == ManageOpcode.END_COPY):
                     m.d.sync += entry.eq(request.array)
                     m.next = "READ_MIGRATION"
@@ -746,61 +747,71 @@ class ArrayTables(wiring.Component):
             m.d.sync += self.changes.response.payload.status.eq(ManageStatus.DONE)
             m.next = "RESPOND"
 
-    # SETTLE. The stale drives of the array have all their blocks, and are trusted once they have
-    # been flushed. One that does not do that is failed, and then the answer's `MigrationEnd` is not
-    # JOINED. With ``zero`` all live drives of the array are flushed, and stay what they are. All
-    # that they hold has been written since they were last judged. So what they lost before that is
-    # nobody's loss, and they are suspect no longer.
+    # SETTLE. A job has written to the array, and all its live drives are flushed. One that has
+    # restarted and is kept is flushed as well. What it has lost before that, its volumes are told
+    # of (`hdl.background.debts.Debts`), and a RESYNC or ZERO has made its rows right. So it is
+    # suspect no longer, or a job could not end before the host has flushed something. If it
+    # restarts again before it has flushed, it is suspect again, and its array in doubt.
+    #
+    # With ``complete`` the stale drives have all their blocks, and are trusted once they have
+    # flushed. One that does not do that is failed. Each is judged by its own flush. If another
+    # drive does not flush, a stale one that did is trusted all the same: to fail it would take
+    # redundancy away as another drive fails to store what it should.
+    #
+    # The answer's `MigrationEnd` is not JOINED if a drive has not flushed, unless it has failed by
+    # then. So it is known first what becomes of those that restart.
 
     def _settle(self, m: Module) -> None:
-        """The states READ_STALE and NOTE_STALE, in turn for each port, to TRUST."""
-        request, health, at_port, rebuilt = (
-            self._request, self._health, self._at_port, self._rebuilt
+        """The states READ_WRITTEN and NOTE_WRITTEN, in turn for each port, to TRUST."""
+        request, health, at_port, written, rebuilt = (
+            self._request, self._health, self._at_port, self._written, self._rebuilt
         )  # fmt: skip
-        m.d.comb += self.flush.payload.eq(rebuilt)
+        states = health.states
+        m.d.comb += self.flush.payload.eq(written)
 
-        with m.State("READ_STALE"):
+        with m.State("READ_WRITTEN"):
             with m.If(at_port == 0):
-                m.d.sync += rebuilt.eq(0)
-            m.next = "NOTE_STALE"
+                m.d.sync += [written.eq(0), rebuilt.eq(0)]
+            m.next = "NOTE_WRITTEN"
 
-        with m.State("NOTE_STALE"):
+        with m.State("NOTE_WRITTEN"):
             use = self._uses.reads[0].data
-            meant = Mux(request.zero, ~health.states.failed, health.states.stale)
             with m.If(use.used & (use.array == request.array)):
-                m.d.sync += rebuilt.eq(rebuilt | ((1 << self._port) & meant))
+                port_bit = 1 << self._port
+                m.d.sync += written.eq(written | (port_bit & ~states.failed))
+                with m.If(request.complete):
+                    m.d.sync += rebuilt.eq(rebuilt | (port_bit & states.stale))
             m.d.sync += at_port.eq(at_port + 1)
-            m.next = "READ_STALE"
+            m.next = "READ_WRITTEN"
             with m.If(self._last_port):
-                m.next = "FLUSH_STALE"
+                m.next = "FLUSH_WRITTEN"
 
-        with m.State("FLUSH_STALE"):
+        with m.State("FLUSH_WRITTEN"):
             m.d.comb += self.flush.valid.eq(1)
             with m.If(self.flush.ready):
-                m.d.comb += health.absolves.eq(Mux(request.zero, rebuilt, 0))
+                m.d.comb += health.absolves.eq(written)
                 m.next = "TRUST"
 
         with m.State("TRUST"):
-            m.d.comb += self.flushed.ready.eq(1)
-            with m.If(self.flushed.valid):
+            m.d.comb += self.flushed.ready.eq(~states.undecided)
+            with m.If(self.flushed.valid & ~states.undecided):
                 self._trust(m)
 
     def _trust(self, m: Module) -> None:
-        """Ends SETTLE: drives that have been flushed are trusted."""
+        """Ends SETTLE: drives that were rebuilt and have been flushed are trusted."""
         health, rebuilt, stored = self._health, self._rebuilt, self.flushed.payload
-        trusted = Signal()
-        m.d.comb += self._edited.eq(1)
+        states = health.states
+        missed = self._written & ~stored & ~states.failed
         # What has gone meanwhile is stale no longer.
-        with m.If(self._request.zero):
-            m.d.comb += trusted.eq((rebuilt & ~stored & ~health.states.failed) == 0)
-        with m.Else():
-            m.d.comb += [
-                health.settles.eq(rebuilt & stored),
-                health.fails.eq(rebuilt & ~stored),
-                trusted.eq((rebuilt & ~(stored & health.states.stale)) == 0),
-            ]
+        lost = rebuilt & ~states.stale
+        joined = ~(missed | lost).any() & (rebuilt.any() | ~self._request.complete)
+        m.d.comb += [
+            self._edited.eq(1),
+            health.settles.eq(rebuilt & stored),
+            health.fails.eq(rebuilt & ~stored),
+        ]
         self._answer(m, ManageStatus.DONE)
-        end = Mux(rebuilt.any() & trusted, MigrationEnd.JOINED.value, MigrationEnd.RELEASED.value)
+        end = Mux(joined, MigrationEnd.JOINED.value, MigrationEnd.RELEASED.value)
         m.d.sync += self.changes.response.payload.index.eq(end << MIGRATION_END_SHIFT)
 
     # REPLACE, RE_ADD and COPY. The member must be failed, or for COPY must not be. The new drive
