@@ -18,12 +18,12 @@ from campaign.card import Card
 from campaign.faults import FAULT_TIME_NS
 from campaign.lifetimes import FAILING, Lifetimes
 from hdl.background.jobs import JobState
-from hdl.background.supervisor import DEFAULT_SHARE
+from hdl.background.supervisor import DEFAULT_RATE
 from hdl.flow.walk import WalkKind
 from sw.driver import background
 
 SHARE, WITHOUT_JOB = 0.25, 0.3
-LEAST_SHARE = 1
+LEAST_RATE = 1
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Power:
             array.troubled.update(array.ports)
         # So that jobs are still under way when the power goes.
         if card.config.background:
-            await background.set_share(card.nvme, LEAST_SHARE)
+            await background.set_rate(card.nvme, LEAST_RATE)
         works = {array: await self._begin(array) for array in arrays}
         load = card.spawn(
             array.load(share=0.7, writes=(0,), allowed=FAILING)
@@ -101,7 +101,7 @@ class Power:
             if work.kind == WalkKind.COPY:
                 array.ports = [member.port for member in (await array.state()).members]
         if card.config.background:
-            await background.set_share(card.nvme, DEFAULT_SHARE)
+            await background.set_rate(card.nvme, DEFAULT_RATE)
         for port in range(card.config.ports):
             if port not in card.unusable | away:
                 card.harness.insert(port)

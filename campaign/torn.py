@@ -16,13 +16,13 @@ from campaign.card import STOPPED, Card, Group
 from campaign.queues import Queues
 from campaign.resets import UNEXPECTED
 from campaign.volume import Volume, pieces
-from hdl.background.supervisor import DEFAULT_SHARE
+from hdl.background.supervisor import DEFAULT_RATE
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from sim.native.harness import Flow
 from sw.driver import background
 
 SHARE = 0.25
-LEAST_SHARE = 1
+LEAST_RATE = 1
 WRITES = 200
 """Writes of a volume, at most."""
 
@@ -84,7 +84,7 @@ class Torn:
             if mirrored and written:
                 some = choose.sample(written, min(len(written), GLIMPSES))
                 glimpses[volume] = {block: volume.model.possible(block) for block in some}
-        await background.set_share(card.nvme, LEAST_SHARE)
+        await background.set_rate(card.nvme, LEAST_RATE)
         reading_ns = choose.uniform(0, READING_NS)
         statuses: dict[Volume, list[int]] = {volume: [] for volume in array.volumes}
         inside = [self._read(volume, blocks) for volume, blocks in left.items()]
@@ -155,7 +155,7 @@ class Torn:
             card.harness.clear_medium_error(port, block)
         for volume in array.volumes:
             await volume.read_all()
-        await background.set_share(card.nvme, DEFAULT_SHARE)
+        await background.set_rate(card.nvme, DEFAULT_RATE)
         await array.job_ends()
         for volume in array.volumes:
             await volume.read_all()

@@ -15,7 +15,7 @@ from campaign.card import Stuck
 from campaign.faults import FAULT_TIME_NS
 from campaign.members import Members
 from hdl.background.jobs import JobState
-from hdl.background.supervisor import DEFAULT_SHARE
+from hdl.background.supervisor import DEFAULT_RATE
 from hdl.flow.walk import WalkKind
 from sim.card.volume_model import ANYTHING
 from sim.golden.nvme import JOB_RUNNING
@@ -24,7 +24,7 @@ from sw.driver.commands import NvmeError
 
 SHARE = 0.25
 STOPPED, SPARED, SAME_PORT = 0.5, 0.5, 0.3
-LEAST_SHARE = 5
+LEAST_RATE = 5
 LOOK_NS = 60_000
 
 
@@ -52,7 +52,7 @@ class Unfinished:
         for port in array.ports:
             card.scribble(port, array.rows)
         # So that it is still under way when the drive is replaced.
-        await background.set_share(card.nvme, LEAST_SHARE)
+        await background.set_rate(card.nvme, LEAST_RATE)
         await array.create(initialise=True)
         stopped = choose.random() < STOPPED and await self._stop(array)
         await array.create_volumes([{ANYTHING}] * array.blocks)
@@ -140,7 +140,7 @@ class Unfinished:
             if card.harness.now_ns > until:
                 raise Stuck(f"{array}: {member} is not rebuilt: {job}")
             if joined or load.ended:
-                await background.set_share(card.nvme, DEFAULT_SHARE)
+                await background.set_rate(card.nvme, DEFAULT_RATE)
             await card.sleep(LOOK_NS)
         assert (job.state, job.lost) == (JobState.DONE, 0), f"{array}: {job}"
         card.outcome.seen["drives that joined before the first RESYNC had ended"] += early
@@ -148,7 +148,7 @@ class Unfinished:
     async def _settle(self, array: Array, position: int, port: int) -> None:
         """All rows agree. From now on the array is as any other."""
         card = array.card
-        await background.set_share(card.nvme, DEFAULT_SHARE)
+        await background.set_rate(card.nvme, DEFAULT_RATE)
         state = await array.state()
         assert state.in_sync, f"{array}: it is not in sync"
         assert not state.degraded, f"{array}: {state}"

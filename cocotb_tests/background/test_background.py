@@ -1,4 +1,4 @@
-"""Background work on the tables: rebuilds, hot spares, jobs in turn, refusals, the host's share."""
+"""Background work on the tables: rebuilds, hot spares, jobs in turn, refusals, the host's rate."""
 
 import itertools
 import os
@@ -276,8 +276,8 @@ async def jobs_are_started_stopped_and_refused(dut):
     rebuild = {**start, "kind": WalkKind.REBUILD.value}
     assert await host.change(**rebuild, array=array) == ManageStatus.INVALID_FIELD
     assert await host.change(ManageOpcode.STOP_JOB, array=array) == ManageStatus.NO_ENTRY
-    for share, status in ((0, "INVALID_FIELD"), (101, "INVALID_FIELD"), (100, "DONE"), (1, "DONE")):
-        assert await host.change(ManageOpcode.SET_SHARE, share=share) == ManageStatus[status]
+    for rate, status in ((0, "INVALID_FIELD"), (101, "INVALID_FIELD"), (100, "DONE"), (1, "DONE")):
+        assert await host.change(ManageOpcode.SET_RATE, rate=rate) == ManageStatus[status]
     assert (await host.words(Section.ARRAYS, 0))[1] == 1
     # Stopped and resumed, every row is walked.
     await host.good(**check, array=array)
@@ -406,7 +406,7 @@ async def rows_are_read_as_one(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
-async def keeps_its_share(dut):
+async def keeps_its_rate(dut):
     host = bench(dut)
     for port in range(CONFIG.ports):
         getattr(dut, f"capacity__{port}").value = 256 + 400
@@ -414,8 +414,8 @@ async def keeps_its_share(dut):
     array = await host.create(Level.RAID5, 0, 1, 2)
     host.late = 0.95
     durations, worked_of = {}, {}
-    for share, active in ((100, 1), (50, 1), (20, 1), (20, 0)):
-        await host.good(ManageOpcode.SET_SHARE, share=share)
+    for rate, active in ((100, 1), (50, 1), (20, 1), (20, 0)):
+        await host.good(ManageOpcode.SET_RATE, rate=rate)
         dut.host_active.value = active
         await host.good(
             ManageOpcode.START_JOB, array=array, kind=WalkKind.CHECK.value, start=300
@@ -424,13 +424,13 @@ async def keeps_its_share(dut):
         began, worked = host.cycle, host.cycles_out
         while (await host.job(array))["state"] == JobState.RUNNING:
             await ClockCycles(dut.clk, 50)
-        durations[share, active] = host.cycle - began
+        durations[rate, active] = host.cycle - began
         seen = 100 * (host.cycles_out - worked) / (host.cycle - began)
-        worked_of[share, active] = seen
-        dut._log.info("share %d, host %d: worked %.0f %% of the time", share, active, seen)
+        worked_of[rate, active] = seen
+        dut._log.info("rate %d, host %d: worked %.0f %% of the time", rate, active, seen)
         await host.rest()
         if active:
-            assert abs(seen - share) <= 0.15 * share + 2, f"share {share}: {seen:.1f}"
+            assert abs(seen - rate) <= 0.15 * rate + 2, f"rate {rate}: {seen:.1f}"
         else:
             assert seen > 0.9 * worked_of[100, 1], "held without a host"
     assert durations[20, 1] > 3 * durations[20, 0]
@@ -600,7 +600,7 @@ class ForgetsTheBoundary(ArrayTables):
 
 
 class NeverRests(Pace):
-    """Planted bug: the host's share is what is left."""
+    """Planted bug: what is left is the rate."""
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
@@ -612,7 +612,7 @@ class NeverRests(Pace):
     ("bug", "testcase"),
     [
         (ForgetsTheBoundary, "rebuilds_members"),
-        (NeverRests, "keeps_its_share"),
+        (NeverRests, "keeps_its_rate"),
     ],
 )
 @pytest.mark.slow

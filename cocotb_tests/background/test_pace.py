@@ -41,11 +41,11 @@ class Bench:
         self.time = time
         self.dut.now.value = time & ((1 << TIME_BITS) - 1)
 
-    async def batch(self, share: int, cycles: int) -> int:
+    async def batch(self, rate: int, cycles: int) -> int:
         """Walks a batch that takes about ``cycles``; returns cycles from its first row until the
         walker may go on."""
         dut = self.dut
-        dut.share.value = share
+        dut.rate.value = rate
         dut.outstanding.value = 1
         dut.issued.value = 1
         await self.tick()
@@ -58,31 +58,31 @@ class Bench:
         dut.outstanding.value = 0
         await self.tick()
         await self.tick()
-        if share == WHOLE:
+        if rate == WHOLE:
             assert not sample(dut.hold)
         waited = 0
         while sample(dut.hold):
             waited += 1
-            assert waited < 40 * cycles * WHOLE // share, "held for ever"
+            assert waited < 40 * cycles * WHOLE // rate, "held for ever"
             await self.tick()
         assert sample(dut.deadline) == NEVER
         return self.time - began
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
-async def keeps_to_its_share(dut):
+async def keeps_to_its_rate(dut):
     chance = random.Random(f"{os.environ['SEED']}/pace")
     bench = Bench(dut)
     await start(dut)
     for wraps in [None] * 10 + list(range(-8, 9)) + [400, 1500]:
-        share = chance.choice((5, 30, 50, 99))
+        rate = chance.choice((5, 30, 50, 99))
         cycles = chance.randrange(BATCH_ROWS + 2, 300)
-        until = cycles * WHOLE // share
+        until = cycles * WHOLE // rate
         if wraps is not None:
             # The hold ends as the clock wraps, or not long before or after.
             bench.jump((1 << TIME_BITS) - until + wraps)
-        took = await bench.batch(share, cycles)
-        late = 16 + 4 * WHOLE // share  # four cycles more of a batch are held for so long
+        took = await bench.batch(rate, cycles)
+        late = 16 + 4 * WHOLE // rate  # four cycles more of a batch are held for so long
         assert until <= took + 4 and took <= max(until, cycles + DIVISION) + late, (
             f"{took} cycles instead of {until}, the clock wraps {wraps} cycles before the end"
         )
@@ -102,5 +102,5 @@ def test_pace():
 
 
 def test_planted_bug_is_caught():
-    with pytest.raises(SimulationError, match="failed: keeps_to_its_share"):
+    with pytest.raises(SimulationError, match="failed: keeps_to_its_rate"):
         simulate(ComparesNumbers(config=CONFIG), name="pace_compares_numbers", module=__name__)

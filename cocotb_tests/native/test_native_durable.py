@@ -344,7 +344,7 @@ def test_what_mirrors_have_given_stays():
 
         async def scenario() -> None:
             nvme, transport = card.nvme, card.card.transport
-            await background.set_share(nvme, 1)
+            await background.set_rate(nvme, 1)
             for first in range(0, blocks, 8):
                 await write(first, 8)
             assert await card.flush(volume) == 0
@@ -466,7 +466,7 @@ def test_what_no_drive_has_lost_is_read(level, members, stalls):
 
         async def scenario() -> None:
             nvme, transport = card.nvme, card.card.transport
-            await background.set_share(nvme, 1)
+            await background.set_rate(nvme, 1)
             for strip_number in range(data):
                 for block in blocks(strip_number):
                     await write(block, block & 0xFF)
@@ -528,7 +528,7 @@ def test_reads_outlast_a_drive_that_hangs_after_a_restart(level, members):
 
         async def scenario() -> None:
             nvme, transport = card.nvme, card.card.transport
-            await background.set_share(nvme, 1)
+            await background.set_rate(nvme, 1)
             for block in blocks:
                 await write(block)
             assert await card.flush(volume) == 0
@@ -576,7 +576,7 @@ async def rows_over_a_restart(card: Card, volume: Volume, *, wait: int) -> int:
         await write(rows[row][1], 200)
     for row in chosen:
         card.harness.medium_error(0, DATA_OFFSET_BLOCKS + row)
-    await background.set_share(nvme, 100)
+    await background.set_rate(nvme, 100)
     await background.start_job(nvme, volume.array, WalkKind.PATROL)
     await transport.sleep(wait)
     for port in (1, 2):

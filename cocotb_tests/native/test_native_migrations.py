@@ -39,10 +39,10 @@ async def half_way(card: Card) -> background.Job:
     return job
 
 
-async def begin(card: Card, volume: Volume, *, share: int = 10, spare: bool = False) -> None:
+async def begin(card: Card, volume: Volume, *, rate: int = 10, spare: bool = False) -> None:
     """Member 2 migrates to drive 6 while the host is at work."""
     foreign(card, NEW)
-    await background.set_share(card.nvme, share)
+    await background.set_rate(card.nvme, rate)
     card.card.transport.spawn(card.load(volume, 60))
     await background.copy_member(card.nvme, 0, OLD, NEW, spare=spare)
 
@@ -218,7 +218,7 @@ def test_the_new_drive_refuses_the_last_writes(level, members):
 
         async def scenario() -> None:
             nvme, transport = card.nvme, card.card.transport
-            await background.set_share(nvme, 100)
+            await background.set_rate(nvme, 100)
             card.harness.drive_fault(new, -1, at_end=True, delay_ns=400_000)
             await background.copy_member(nvme, volume.array, 0, new)
             while (job := await background.job(nvme, volume.array)).row < ROWS:
@@ -272,11 +272,11 @@ def test_the_other_members_restart(first):
             for block in places:
                 await write(block, block)
             assert await card.flush(volume) == 0
-            await background.set_share(nvme, 100)
+            await background.set_rate(nvme, 100)
             await background.copy_member(nvme, volume.array, 0, new)
             while (await background.job(nvme, volume.array)).row < 64:
                 await transport.sleep(POLL_NS // 20)
-            await background.set_share(nvme, 1)
+            await background.set_rate(nvme, 1)
             for block in by_row.values():
                 await write(block, 200)
             if first:
@@ -332,7 +332,7 @@ def test_all_members_restart(level, members):
             nvme, transport = card.nvme, card.card.transport
             await fill(1)
             assert await card.flush(volume) == 0
-            await background.set_share(nvme, 5)
+            await background.set_rate(nvme, 5)
             await background.copy_member(nvme, volume.array, 0, new)
             while (await background.job(nvme, volume.array)).row < blocks:
                 await transport.sleep(POLL_NS // 20)
@@ -346,7 +346,7 @@ def test_all_members_restart(level, members):
             assert await card.flush(volume) == 0
             job = await background.job(nvme, volume.array)
             assert (job.kind, job.state) == (WalkKind.COPY, JobState.RUNNING), job
-            await background.set_share(nvme, 100)
+            await background.set_rate(nvme, 100)
             for _ in range(POLLS):
                 (array,) = await raid.arrays(nvme)
                 job = await background.job(nvme, volume.array)

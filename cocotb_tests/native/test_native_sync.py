@@ -106,14 +106,14 @@ def test_a_spare_rebuilds_what_was_made_right():
             await background.add_spare(nvme, 7)
             await write_every_row(card, volume)
             # Between rows the resync leaves the drives to the host for long.
-            await background.set_share(nvme, 1)
+            await background.set_rate(nvme, 1)
             card.card.transport.spawn(card.load(volume, 60, longest=4))
             await background.start_job(nvme, 0, WalkKind.RESYNC)
             job = await background.job(nvme, 0)
             assert (job.state, job.kind) == (JobState.RUNNING, WalkKind.RESYNC)
             assert job.sync_row < ROWS and not job.in_sync
             card.pull(1)
-            await background.set_share(nvme, 100)
+            await background.set_rate(nvme, 100)
             for _ in range(POLLS):
                 (array,) = await raid.arrays(nvme)
                 if array.state == ArrayState.OPTIMAL:

@@ -40,7 +40,7 @@ CHANGES = {
     ManageOpcode.DELETE_VOLUME: ("volume",),
     ManageOpcode.START_JOB: ("array", "kind", "resume", "start"),
     ManageOpcode.STOP_JOB: ("array",),
-    ManageOpcode.SET_SHARE: ("share",),
+    ManageOpcode.SET_RATE: ("rate",),
     ManageOpcode.REPLACE: ("array", "position", "port"),
     ManageOpcode.ADD_SPARE: ("array", "dedicated", "port"),
     ManageOpcode.REMOVE_SPARE: ("port",),
@@ -90,7 +90,7 @@ def wanted_change(config: Config, entry: Sqe, *, volume: int = 0) -> dict:
         "kind": first >> 8 & 7,
         "resume": first >> 12 & 1,
         "dedicated": first >> 8 & 1,
-        "share": first & 0xFF,
+        "rate": first & 0xFF,
         "spare": second >> 8 & 1,
     }
     names = CHANGES[opcode]
@@ -306,7 +306,7 @@ MANAGE_OPCODES = {
     nvme.DELETE_VOLUME: ManageOpcode.DELETE_VOLUME,
     nvme.START_JOB: ManageOpcode.START_JOB,
     nvme.STOP_JOB: ManageOpcode.STOP_JOB,
-    nvme.SET_SHARE: ManageOpcode.SET_SHARE,
+    nvme.SET_RATE: ManageOpcode.SET_RATE,
     nvme.REPLACE_MEMBER: ManageOpcode.REPLACE,
     nvme.ADD_SPARE: ManageOpcode.ADD_SPARE,
     nvme.REMOVE_SPARE: ManageOpcode.REMOVE_SPARE,

@@ -274,7 +274,7 @@ async def arrays_and_volumes_are_managed(dut):
     background = {
         nvme.START_JOB: ((2 | 3 << 8 | 1 << 12, 7, 0xEE), {"array": 2, "kind": 3, "resume": 1}),
         nvme.STOP_JOB: ((4,), {"array": 4}),
-        nvme.SET_SHARE: ((30,), {"share": 30}),
+        nvme.SET_RATE: ((30,), {"rate": 30}),
         nvme.REPLACE_MEMBER: ((2 | 9 << 8, 5), {"array": 2, "position": 9, "port": 5}),
         nvme.ADD_SPARE: ((3 | 1 << 8, 6), {"array": 3, "dedicated": 1, "port": 6}),
         nvme.REMOVE_SPARE: ((0, 6), {"port": 6}),

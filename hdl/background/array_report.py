@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.background.intent import tally
 from hdl.background.jobs import job
-from hdl.background.pace import SHARE_BITS
+from hdl.background.pace import RATE_BITS
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.report import Section, report_address, report_read
 from hdl.kit.table import TableRead
@@ -28,7 +28,7 @@ class ArrayReport(wiring.Component):
     ===== ==================================================================================
     0     bit 31 the array exists, 1:0 `ArrayState`, 2 it is not in sync, 3 it is assumed to be,
           6:4 `hdl.background.jobs.JobState`, 10:8 `WalkKind`, 23:16 array
-    1     share in percent
+    1     rate in percent
     2, 3  first row that is not done
     4     rows mended
     5     rows mismatched
@@ -65,7 +65,7 @@ class ArrayReport(wiring.Component):
         One bit per array. It is not in sync.
     assumed
         One bit per array. It is assumed to be in sync.
-    share
+    rate
         Percent.
 
     Latency: a word follows its address by one cycle. The upper word of two that is read right after
@@ -86,7 +86,7 @@ class ArrayReport(wiring.Component):
                 "valid": In(config.arrays),
                 "unsynced": In(config.arrays),
                 "assumed": In(config.arrays),
-                "share": In(SHARE_BITS),
+                "rate": In(RATE_BITS),
             }
         )
         self._latched = Signal(report_address())
@@ -135,7 +135,7 @@ class ArrayReport(wiring.Component):
                 (self._latched.number, 15),
                 (self.valid.bit_select(array, 1), 1),
             ),
-            1: self.share,
+            1: self.rate,
             4: job.mended,
             5: job.mismatched,
             6: job.lost,

@@ -10,23 +10,23 @@ from hdl.kit.clock import NEVER, passed
 BATCH_ROWS = 16
 """Rows that the host's commands may have to wait for."""
 
-SHARE_BITS = 7
+RATE_BITS = 7
 WHOLE = 100
-"""Shares are percent."""
+"""Rates are percent."""
 
 TIME_WIDTH = 32
 """Longest batch that counts, in cycles."""
 
-PRODUCT_BITS = TIME_WIDTH + SHARE_BITS
+PRODUCT_BITS = TIME_WIDTH + RATE_BITS
 
 
 class Pace(wiring.Component):
-    """Lets the walker work for ``share`` percent of the time while the host is there.
+    """Lets the walker work for ``rate`` percent of the time while the host is there.
 
     A batch is `BATCH_ROWS` rows, or as many as the walker has at once. If there was a host command
     while a batch was asked for, the walker is held after it. It is held until the rows of the batch
-    have ended, which took t cycles, and until t * 100 / share cycles have passed since the batch
-    began. Without host commands, or with a share of 100, it is never held.
+    have ended, which took t cycles, and until t * 100 / rate cycles have passed since the batch
+    began. Without host commands, or with a rate of 100, it is never held.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Pace(wiring.Component):
 
     Ports
     -----
-    share
+    rate
         Percent, 1..100.
     issued
         A pulse of `hdl.background.walker.Walker`. A row has been asked for.
@@ -59,7 +59,7 @@ class Pace(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "share": In(SHARE_BITS),
+                "rate": In(RATE_BITS),
                 "issued": In(1),
                 "outstanding": In(1),
                 "walking": In(1),
@@ -78,11 +78,11 @@ class Pace(wiring.Component):
         self._began = Signal(TIME_BITS)
         self._elapsed = Signal(TIME_BITS)
 
-        # How long the batch took; 100 times that, divided by the share; when the hold ends.
+        # How long the batch took; 100 times that, divided by the rate; when the hold ends.
         self._taken = Signal(TIME_WIDTH)
         self._product = Signal(PRODUCT_BITS)
         self._quotient = Signal(PRODUCT_BITS)
-        self._rest = Signal(SHARE_BITS)
+        self._rest = Signal(RATE_BITS)
         self._left = Signal(range(PRODUCT_BITS + 1))
         self._wake = Signal(TIME_BITS)
 
@@ -114,7 +114,7 @@ class Pace(wiring.Component):
                 m.d.sync += count.eq(self.issued)
                 with m.If(self.issued):
                     m.d.sync += began.eq(self.now)
-                with m.If((seen | self.active) & (self.share != WHOLE)):
+                with m.If((seen | self.active) & (self.rate != WHOLE)):
                     m.d.comb += self.hold.eq(1)
                     m.next = "DRAIN"
 
@@ -143,15 +143,15 @@ class Pace(wiring.Component):
     def _divide(self, m: Module) -> None:
         """The states DIVIDE, a bit a cycle, and SET: when the hold ends."""
         product, quotient, rest, left = self._product, self._quotient, self._rest, self._left
-        trial = Signal(SHARE_BITS + 1)
+        trial = Signal(RATE_BITS + 1)
         m.d.comb += trial.eq(Cat(product[-1], rest))
         with m.State("DIVIDE"):
-            fits = trial >= self.share
+            fits = trial >= self.rate
             m.d.comb += self.hold.eq(1)
             m.d.sync += [
                 product.eq(product << 1),
                 quotient.eq(Cat(fits, quotient)),
-                rest.eq(Mux(fits, trial - self.share, trial)),
+                rest.eq(Mux(fits, trial - self.rate, trial)),
                 left.eq(left - 1),
             ]
             with m.If(left == 1):

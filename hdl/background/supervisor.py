@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.background.job_orders import JobControl, JobOrder, Sync
-from hdl.background.pace import SHARE_BITS, WHOLE
+from hdl.background.pace import RATE_BITS, WHOLE
 from hdl.config import MAX_DRIVES, Config
 from hdl.flow.array_state import ArrayState, ArrayVerdicts, array_verdict
 from hdl.flow.geometry import Level
@@ -20,7 +20,7 @@ from hdl.flow.walk import WalkKind
 from hdl.kit.pick import lowest_bit
 from hdl.kit.table import Table
 
-DEFAULT_SHARE = 30
+DEFAULT_RATE = 30
 """Percent of the time that background work may take from a host that is there."""
 
 
@@ -89,7 +89,7 @@ class Supervisor(wiring.Component):
         One bit per port. It is a hot spare, and no new array may have it.
     rescan
         A pulse. The arrays must be judged again, because a spare may be of use now.
-    share
+    rate
         Percent, as in `hdl.background.pace.Pace`.
     busy
         It works.
@@ -100,7 +100,7 @@ class Supervisor(wiring.Component):
           is rebuilt.
         - NOT_REDUNDANT to replace a member of a failed array, and for a REBUILD of it.
         - INVALID_FIELD for the job COPY, for REBUILD or SALVAGE without a stale drive, for SALVAGE
-          of an array that has not failed, and for a share of 0 or beyond 100. Also for a new array
+          of an array that has not failed, and for a rate of 0 or beyond 100. Also for a new array
           that is assumed to be in sync or has no job (``idle``), but is to have a job.
         - NO_ENTRY for an array, job or spare that does not exist.
         - DRIVE_UNAVAILABLE for a spare that is absent or in use.
@@ -123,7 +123,7 @@ class Supervisor(wiring.Component):
                 "usable": In(MAX_DRIVES),
                 "spares": Out(MAX_DRIVES),
                 "rescan": Out(1),
-                "share": Out(SHARE_BITS, init=DEFAULT_SHARE),
+                "rate": Out(RATE_BITS, init=DEFAULT_RATE),
                 "busy": Out(1),
             }
         )
@@ -450,8 +450,8 @@ class Supervisor(wiring.Component):
                     self._decide_on_start(m)
                 with m.Case(ManageOpcode.STOP_JOB):
                     self._decide_on_stop(m)
-                with m.Case(ManageOpcode.SET_SHARE):
-                    self._decide_on_share(m)
+                with m.Case(ManageOpcode.SET_RATE):
+                    self._decide_on_rate(m)
                 with m.Case(ManageOpcode.ADD_SPARE):
                     self._decide_on_new_spare(m)
                 with m.Case(ManageOpcode.REMOVE_SPARE):
@@ -521,13 +521,13 @@ class Supervisor(wiring.Component):
         with m.If(~self._exists | ~self._works):
             self._answer(m, ManageStatus.NO_ENTRY)
 
-    def _decide_on_share(self, m: Module) -> None:
-        """SET_SHARE."""
+    def _decide_on_rate(self, m: Module) -> None:
+        """SET_RATE."""
         request = self._request
-        m.d.sync += self.share.eq(request.share)
+        m.d.sync += self.rate.eq(request.rate)
         self._answer(m, ManageStatus.DONE)
-        with m.If((request.share == 0) | (request.share > WHOLE)):
-            m.d.sync += self.share.eq(self.share)
+        with m.If((request.rate == 0) | (request.rate > WHOLE)):
+            m.d.sync += self.rate.eq(self.rate)
             self._answer(m, ManageStatus.INVALID_FIELD)
 
     def _decide_on_new_spare(self, m: Module) -> None:

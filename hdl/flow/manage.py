@@ -22,7 +22,7 @@ class ManageOpcode(enum.Enum, shape=4):
     RE_ADD = 7
     START_JOB = 8
     STOP_JOB = 9
-    SET_SHARE = 10
+    SET_RATE = 10
     ADD_SPARE = 11
     REMOVE_SPARE = 12
     COPY = 14
@@ -136,8 +136,8 @@ def manage_request(config: Config) -> data.StructLayout:
         with ``resume`` from the row where the last job was.
     STOP_JOB
         Stops the job of ``array``.
-    SET_SHARE
-        Sets the share of background work to ``share`` percent.
+    SET_RATE
+        Sets the rate of background work to ``rate`` percent.
     ADD_SPARE
         Makes the drive at ``port`` a spare of every array, or with ``dedicated`` of ``array`` only.
     REMOVE_SPARE
@@ -171,7 +171,7 @@ def manage_request(config: Config) -> data.StructLayout:
                 "zero": 1,
                 "idle": 1,
                 "degraded": 1,
-                "share": 8,
+                "rate": 8,
                 "spare": 1,
                 "complete": 1,
             },

@@ -24,7 +24,7 @@ STRIP_KIB = 64
 RATE_ROWS = 16384
 """Rows of the array that is rebuilt alone. There are many more than a drive buffers."""
 
-SHARE_PERCENT = 30
+RATE_PERCENT = 30
 OUTSTANDING = 16
 WARM_UP_NS = 4_000_000
 MEASURE_NS = 40_000_000
@@ -101,7 +101,7 @@ def _p99(share: float, *, rebuilds: bool) -> float:
             await _degrade(card)
             namespace = await raid.create_volume(card.nvme, 0)
             blocks = (await card.nvme.namespace(namespace)).blocks
-            await background.set_share(card.nvme, SHARE_PERCENT)
+            await background.set_rate(card.nvme, RATE_PERCENT)
             if rebuilds:
                 await _begin(card)
             load = Load(
@@ -117,12 +117,12 @@ def _p99(share: float, *, rebuilds: bool) -> float:
 
 
 def latency_during_rebuild(share: float) -> Figure:
-    """99th percentile of random reads of a degraded array while it is rebuilt at `SHARE_PERCENT`.
+    """99th percentile of random reads of a degraded array while it is rebuilt at `RATE_PERCENT`.
 
-    The limit is that without a rebuild, over the rest of the share.
+    The limit is that without a rebuild, over the rest of the time.
     """
     value = _p99(share, rebuilds=True)
-    limit = _p99(share, rebuilds=False) / (1 - SHARE_PERCENT / 100)
+    limit = _p99(share, rebuilds=False) / (1 - RATE_PERCENT / 100)
     return value, "us", limit, limit / value
 
 

@@ -14,7 +14,7 @@ from sw.driver.nvme import Nvme
 
 START_JOB = 0xD0
 STOP_JOB = 0xD4
-SET_SHARE = 0xD8
+SET_RATE = 0xD8
 REPLACE_MEMBER = 0xDC
 ADD_SPARE = 0xE0
 REMOVE_SPARE = 0xE4
@@ -39,7 +39,7 @@ class Job:
     array_state: ArrayState
     state: JobState
     kind: WalkKind
-    share: int
+    rate: int
     row: int
     mended: int
     mismatched: int
@@ -90,11 +90,11 @@ async def stop_job(nvme: Nvme, array: int) -> None:
     await nvme.admin(command, f"stop job on array {array}")
 
 
-async def set_share(nvme: Nvme, percent: int) -> None:
-    """Sets the share of the time that background work takes while host commands are inside."""
+async def set_rate(nvme: Nvme, percent: int) -> None:
+    """Sets how much of the time background work takes while host commands are inside."""
     if not 1 <= percent <= 100:
-        raise ValueError(f"share must be 1..100 percent, not {percent}")
-    await nvme.admin(Command(SET_SHARE, dwords=(percent,)), "set share")
+        raise ValueError(f"rate must be 1..100 percent, not {percent}")
+    await nvme.admin(Command(SET_RATE, dwords=(percent,)), "set rate")
 
 
 async def replace_member(nvme: Nvme, array: int, position: int, port: int) -> None:

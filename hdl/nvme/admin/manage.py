@@ -23,7 +23,7 @@ _OPCODES = {
 _BACKGROUND_OPCODES = {
     AdminOpcode.START_JOB: ManageOpcode.START_JOB,
     AdminOpcode.STOP_JOB: ManageOpcode.STOP_JOB,
-    AdminOpcode.SET_SHARE: ManageOpcode.SET_SHARE,
+    AdminOpcode.SET_RATE: ManageOpcode.SET_RATE,
     AdminOpcode.REPLACE_MEMBER: ManageOpcode.REPLACE,
     AdminOpcode.ADD_SPARE: ManageOpcode.ADD_SPARE,
     AdminOpcode.REMOVE_SPARE: ManageOpcode.REMOVE_SPARE,
@@ -176,7 +176,7 @@ class Manage(wiring.Component):
             zero=command.cdw10[31],
             idle=command.cdw10[5],
             degraded=command.cdw10[6],
-            share=command.cdw10[:8],
+            rate=command.cdw10[:8],
             spare=command.cdw11[8],
         )
 
