@@ -221,7 +221,7 @@ class Members:
             # Blocks that are lost in the migration must not read as old contents of the new drive.
             array.cure()
         card.scribble(port, array.rows)
-        await background.copy_member(card.nvme, array.number, position, port, spare=False)
+        await background.migrate_member(card.nvme, array.number, position, port, spare=False)
         pulled = choose.choice((None, None, old, port)) if "mid-job" in self._features else None
         if self._refusals.draw():
             await self._refuse(array, position, port)
@@ -240,7 +240,7 @@ class Members:
         await array.load(share=0.5)
         await card.sleep(200_000)
         job = await array.job_ends()
-        failed = job.kind == WalkKind.COPY and job.state == JobState.FAILED
+        failed = job.kind == WalkKind.MIGRATE and job.state == JobState.FAILED
         assert job.state == JobState.DONE or (failed and pulled == port), f"{array}: {job}"
         assert not (array.redundant and job.lost), f"{array}: {job}"
         member = (await array.state()).members[position]

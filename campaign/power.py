@@ -98,7 +98,7 @@ class Power:
                 card.outcome.faults[f"power loss in {work.kind.name}"] += 1
             if work.kind is not None:
                 await array.job_ends()
-            if work.kind == WalkKind.COPY:
+            if work.kind == WalkKind.MIGRATE:
                 array.ports = [member.port for member in (await array.state()).members]
         if card.config.background:
             await background.set_rate(card.nvme, DEFAULT_RATE)
@@ -119,12 +119,12 @@ class Power:
             return Work()
         if choose.random() < WITHOUT_JOB:
             return Work()
-        kind = choose.choice((WalkKind.RESYNC, WalkKind.COPY, WalkKind.REBUILD))
+        kind = choose.choice((WalkKind.RESYNC, WalkKind.MIGRATE, WalkKind.REBUILD))
         if kind == WalkKind.RESYNC:
             await background.start_job(card.nvme, array.number, kind)
             return Work(kind)
         position = choose.randrange(array.layout.drives)
-        if kind == WalkKind.COPY:
+        if kind == WalkKind.MIGRATE:
             used = {port for one in self._arrays for port in one.ports} | card.unusable
             fit = [
                 port
@@ -135,7 +135,7 @@ class Power:
                 return Work()
             port = choose.choice(fit)
             card.scribble(port, array.rows)
-            await background.copy_member(card.nvme, array.number, position, port, spare=False)
+            await background.migrate_member(card.nvme, array.number, position, port, spare=False)
             return Work(kind, position)
         for volume in array.volumes:
             assert await volume.flush() == 0

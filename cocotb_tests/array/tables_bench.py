@@ -23,7 +23,7 @@ CONFIGS = {
     "small": small(),
 }
 READERS = 2
-TAKES_DRIVE = (ManageOpcode.REPLACE, ManageOpcode.RE_ADD, ManageOpcode.COPY)
+TAKES_DRIVE = (ManageOpcode.REPLACE, ManageOpcode.RE_ADD, ManageOpcode.MIGRATE)
 """With these a drive is stale from then on, or a migration target."""
 CHANGE_CYCLES = 1400
 

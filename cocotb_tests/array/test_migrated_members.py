@@ -20,8 +20,8 @@ async def migrates_members(dut):
     bench = Bench(dut, config, random.Random(1))
     await start(dut)
     array = {"opcode": ManageOpcode.CREATE_ARRAY, "level": Level.RAID5.value, "drives": 0b0111}
-    begin = {"opcode": ManageOpcode.COPY, "array": 0, "position": 1}
-    assert await bench.change(ManageOpcode.END_COPY, array=0) == ManageStatus.NO_ENTRY
+    begin = {"opcode": ManageOpcode.MIGRATE, "array": 0, "position": 1}
+    assert await bench.change(ManageOpcode.END_MIGRATION, array=0) == ManageStatus.NO_ENTRY
     for failing, complete, end in (
         ((), 0, MigrationEnd.RELEASED),
         ((), 1, MigrationEnd.JOINED),
@@ -34,7 +34,7 @@ async def migrates_members(dut):
         for port in range(4):
             bench.plug(port, 100_000)
         assert await bench.change(**array) == ManageStatus.DONE
-        assert await bench.change(ManageOpcode.END_COPY, array=0) == ManageStatus.NO_ENTRY
+        assert await bench.change(ManageOpcode.END_MIGRATION, array=0) == ManageStatus.NO_ENTRY
         assert await bench.change(**begin, port=2, spare=0) == ManageStatus.DRIVE_UNAVAILABLE
         assert await bench.change(**begin, port=3, spare=complete) == ManageStatus.DONE
         await bench.compare()
@@ -55,7 +55,7 @@ async def migrates_members(dut):
                 seen.add((sample(dut.member_read__0__data), entry.valid))
 
         watching = cocotb.start_soon(watch())
-        answered = await bench.change(ManageOpcode.END_COPY, array=0, complete=complete)
+        answered = await bench.change(ManageOpcode.END_MIGRATION, array=0, complete=complete)
         for _ in range(3):
             await RisingEdge(dut.clk)
         watching.cancel()

@@ -95,14 +95,14 @@ class Changes(Bench):
                 await self.fail.drained()
                 model.fail(failing)
             complete = generator.getrandbits(1)
-            await self.change(ManageOpcode.END_COPY, array=number, complete=complete)
+            await self.change(ManageOpcode.END_MIGRATION, array=number, complete=complete)
             return
         for _ in range(3):
             if number in model.migrations or number not in model.arrays:
                 return
             request = self.replace_request() | {"array": number}
             request["position"] = generator.randrange(len(model.arrays[number].members))
-            await self.change(ManageOpcode.COPY, **request, spare=generator.getrandbits(1))
+            await self.change(ManageOpcode.MIGRATE, **request, spare=generator.getrandbits(1))
 
     def volume_request(self) -> dict:
         """A random volume: whole arrays, parts, edges, and some that do not fit."""
@@ -306,9 +306,9 @@ async def nobody_gets_what_is_referred_to(dut):
     if config.background:
         migrating = {"array": 0, "position": 1, "port": 2, "spare": 0}
         for complete, members in ((0, 0b0011), (1, 0b0101)):
-            assert await bench.change(ManageOpcode.COPY, **migrating) == ManageStatus.DONE
+            assert await bench.change(ManageOpcode.MIGRATE, **migrating) == ManageStatus.DONE
             end = {"array": 0, "complete": complete}
-            await held(ManageOpcode.END_COPY, lambda: used(0b0111), **end)
+            await held(ManageOpcode.END_MIGRATION, lambda: used(0b0111), **end)
             assert sample(dut.drives__used) == members
         bench.plug(2, None)
         replace = {"array": 0, "position": 1, "port": 3}

@@ -41,7 +41,7 @@ from hdl.kit.table import TableRead
 CONFIG = Config(ports=8, rows=16, arrays=4, volumes=4, walk_window=4, intent_chunks=32)
 ROWS = 24
 CAPACITY = DATA_OFFSET_BLOCKS + ROWS
-STARTED = (WalkKind.RESYNC, WalkKind.REBUILD, WalkKind.COPY, WalkKind.ZERO, WalkKind.SALVAGE)
+STARTED = (WalkKind.RESYNC, WalkKind.REBUILD, WalkKind.MIGRATE, WalkKind.ZERO, WalkKind.SALVAGE)
 CHANGE_CYCLES = 4000
 
 

@@ -344,7 +344,7 @@ async def what_is_refused_undoes_nothing(dut):
         (ManageOpcode.REPLACE, {"position": 40, "port": 7}, "INVALID_FIELD"),
         (ManageOpcode.REPLACE, {"position": 0, "port": 2}, "DRIVE_UNAVAILABLE"),
         (ManageOpcode.RE_ADD, {"position": 0}, "IN_USE"),
-        (ManageOpcode.COPY, {"position": 0, "port": 7}, "JOB_RUNNING"),
+        (ManageOpcode.MIGRATE, {"position": 0, "port": 7}, "JOB_RUNNING"),
     ):
         assert await host.change(opcode, array=array, **fields) == ManageStatus[status]
         assert await host.boundary(array) == rebuilt, f"{opcode} {status}"
@@ -448,8 +448,8 @@ async def time_may_jump_while_a_drive_is_handed_over(dut):
     migrating = {"array": array, "position": 0, "port": 5}
     for opcode, request, wait in (
         (ManageOpcode.REPLACE, replace, dut.flush_waits),
-        (ManageOpcode.COPY, migrating, dut.flush_waits),
-        (ManageOpcode.COPY, migrating | {"port": 6}, dut.occupied),
+        (ManageOpcode.MIGRATE, migrating, dut.flush_waits),
+        (ManageOpcode.MIGRATE, migrating | {"port": 6}, dut.occupied),
     ):
         wait.value = 1
         host.log.clear()
@@ -579,7 +579,7 @@ async def dedicated_spares_go_with_their_array(dut):
     # One that has served its array, and is a spare of all arrays later, stays one.
     host.plug(1, 3)
     await host.good(ManageOpcode.REPLACE, array=array, position=1, port=1)
-    await host.good(ManageOpcode.COPY, array=other, position=0, port=3, spare=1)
+    await host.good(ManageOpcode.MIGRATE, array=other, position=0, port=3, spare=1)
     await host.rest()
     assert not sample(dut.drives__used) >> 5 & 1
     await host.good(ManageOpcode.DELETE_ARRAY, array=other)

@@ -31,7 +31,7 @@ async def begin(dut, *, drives: int = 7) -> tuple[Bench, int]:
 
 def migrate(array: int, position: int, port: int, **fields) -> dict:
     return {
-        "opcode": ManageOpcode.COPY, "array": array, "position": position, "port": port, **fields
+        "opcode": ManageOpcode.MIGRATE, "array": array, "position": position, "port": port, **fields
     }  # fmt: skip
 
 
@@ -66,8 +66,8 @@ async def moves_members(dut):
         assert await host.change(ManageOpcode.DELETE_ARRAY, array=array) == ManageStatus.JOB_RUNNING
         await host.rest()
         job = await host.job(array)
-        assert (job["state"], job["kind"], job["row"]) == (JobState.DONE, WalkKind.COPY, ROWS)
-        assert rows_of(host, WalkKind.COPY) == list(range(ROWS))
+        assert (job["state"], job["kind"], job["row"]) == (JobState.DONE, WalkKind.MIGRATE, ROWS)
+        assert rows_of(host, WalkKind.MIGRATE) == list(range(ROWS))
         assert used(dut) == 0b101 | 1 << new and not sample(dut.drives__stale)
         assert host.state(array) == ArrayState.OPTIMAL and not host.news
         # What was the member is nothing to the array any more, the new one is.
@@ -101,19 +101,19 @@ async def ends_badly(dut):
         await host.rest()
         job = await host.job(array)
         wanted = JobState.STOPPED if way == "stop" else JobState.FAILED
-        assert (job["state"], job["kind"]) == (wanted, WalkKind.COPY), way
+        assert (job["state"], job["kind"]) == (wanted, WalkKind.MIGRATE), way
         assert used(dut) == 0b111 and not sample(dut.drives__stale), way
         assert host.state(array) == ArrayState.OPTIMAL and not host.news
         host.plug(5)
         await host.rest()
         if way == "stop":
-            resume = {"opcode": ManageOpcode.START_JOB, "kind": WalkKind.COPY.value, "resume": 1}
+            resume = {"opcode": ManageOpcode.START_JOB, "kind": WalkKind.MIGRATE.value, "resume": 1}
             assert await host.change(**resume, array=array) == ManageStatus.INVALID_FIELD
     # The next one begins from row 0.
     host.log.clear()
     await host.good(**migrate(array, 1, 5))
     await host.rest()
-    assert rows_of(host, WalkKind.COPY) == list(range(ROWS))
+    assert rows_of(host, WalkKind.MIGRATE) == list(range(ROWS))
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -135,7 +135,7 @@ async def the_member_fails(dut):
     await host.rest()
     job = await host.job(array)
     assert (job["state"], job["kind"], job["row"]) == (JobState.DONE, WalkKind.REBUILD, ROWS)
-    migrated, rebuilt = rows_of(host, WalkKind.COPY), rows_of(host, WalkKind.REBUILD)
+    migrated, rebuilt = rows_of(host, WalkKind.MIGRATE), rows_of(host, WalkKind.REBUILD)
     assert sorted({*migrated, *rebuilt}) == list(range(ROWS)) and rebuilt[0] >= boundary
     assert host.state(array) == ArrayState.OPTIMAL and host.news == 2
     assert used(dut) == 0b100101, "a spare has stepped in"
@@ -163,7 +163,7 @@ async def another_member_fails(dut):
     assert not sample(dut.drives__stale) and host.state(array) == ArrayState.DEGRADED
     host.paused = False
     await host.rest()
-    assert rows_of(host, WalkKind.COPY) == list(range(ROWS))
+    assert rows_of(host, WalkKind.MIGRATE) == list(range(ROWS))
     assert rows_of(host, WalkKind.REBUILD) == list(range(ROWS))
     assert used(dut) == 0b1100001 and host.state(array) == ArrayState.OPTIMAL
 
@@ -210,7 +210,7 @@ async def the_last_writes_count(dut):
         host.log.clear()
         dut.occupied.value = 1
         await host.good(**migrate(array, 0, new))
-        await host.until(lambda: len(rows_of(host, WalkKind.COPY)) == ROWS, "rows")
+        await host.until(lambda: len(rows_of(host, WalkKind.MIGRATE)) == ROWS, "rows")
         await host.until(lambda: not host.out, "the last rows")
         if delay is not None:
             await ClockCycles(dut.clk, delay)
@@ -270,7 +270,7 @@ async def the_member_restarts(dut):
         await host.rest()
         job = await host.job(array)
         assert job["state"] == JobState.DONE and used(dut) == 0b111 | 1 << new, delay
-        rows = rows_of(host, WalkKind.COPY)
+        rows = rows_of(host, WalkKind.MIGRATE)
         walked.append(len(rows) - before)
         assert rows[-ROWS:] == list(range(ROWS)), delay
         old, new = new, old
@@ -298,7 +298,7 @@ async def migrations_are_refused(dut):
         ((array, 0, 4), "NO_SPACE"),
     ):
         assert await host.change(**migrate(*fields)) == ManageStatus[status], fields
-    assert await host.change(ManageOpcode.END_COPY, array=array) == ManageStatus.INVALID_FIELD
+    assert await host.change(ManageOpcode.END_MIGRATION, array=array) == ManageStatus.INVALID_FIELD
     # Neither a failed member nor while one is rebuilt.
     host.pull(0)
     await host.until(lambda: bool(host.out), "rows")
@@ -318,7 +318,7 @@ async def members_without_redundancy(dut):
     array = await host.create(Level.JBOD, 3)
     await host.good(**migrate(array, 0, 5))
     await host.rest()
-    assert used(dut) == 0b100111 and rows_of(host, WalkKind.COPY) == list(range(ROWS))
+    assert used(dut) == 0b100111 and rows_of(host, WalkKind.MIGRATE) == list(range(ROWS))
     host.log.clear()
     host.judge = lambda row: (
         (WalkResult.LOST, 1) if row.kind == WalkKind.SALVAGE else (WalkResult.GOOD, 0)
@@ -350,7 +350,7 @@ async def drives_that_do_not_flush_are_not_trusted(dut):
     await host.good(**migrate(array, 1, 5))
     await host.rest()
     job = await host.job(array)
-    assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.COPY)
+    assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.MIGRATE)
     assert used(dut) == 0b111 and host.state(array) == ArrayState.OPTIMAL
     assert not sample(dut.drives__stale)
     host.pull(1)
@@ -377,7 +377,7 @@ class TakesAllRows(Supervisor):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        with m.If(self.table_changes.request.payload.opcode == ManageOpcode.END_COPY):
+        with m.If(self.table_changes.request.payload.opcode == ManageOpcode.END_MIGRATION):
             m.d.comb += self.table_changes.request.payload.complete.eq(1)
         return m
 

@@ -261,13 +261,13 @@ async def torn_rows_and_other_jobs(dut):
     # While a member migrates.
     await host.write(array, 9)
     host.log.clear()
-    await host.good(ManageOpcode.COPY, array=array, position=2, port=6)
+    await host.good(ManageOpcode.MIGRATE, array=array, position=2, port=6)
     await host.until(lambda: len(host.log) > 2, "rows")
     await restart(dut, 0, 1)
     await host.rest()
     job = await host.job(array)
     assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.RESYNC) and job["in_sync"]
-    assert {*rows_of(host, WalkKind.COPY)} == {*range(ROWS)}
+    assert {*rows_of(host, WalkKind.MIGRATE)} == {*range(ROWS)}
     assert 9 in rows_of(host, WalkKind.RESYNC)
     assert sample(dut.drives__used) == 0b1000011
     # While it is checked.
@@ -306,7 +306,7 @@ async def a_drive_that_cannot_return_is_replaced(dut):
     assert len(set(rows_of(host, WalkKind.REBUILD))) == ROWS
     # Half rebuilt, it begins again; so it does as a migration target.
     host.log.clear()
-    await host.good(ManageOpcode.COPY, array=array, position=1, port=3)
+    await host.good(ManageOpcode.MIGRATE, array=array, position=1, port=3)
     await host.until(lambda: len(host.log) > 4, "rows")
     await restart(dut, 3)
     await host.rest()
@@ -730,7 +730,7 @@ async def nobody_is_doubted_for_long(dut):
     host = await begin(dut)
     array = await host.create(Level.JBOD, 0)
     dut.occupied.value = 1
-    await host.good(ManageOpcode.COPY, array=array, position=0, port=3)
+    await host.good(ManageOpcode.MIGRATE, array=array, position=0, port=3)
     await host.until(lambda: not host.out and len(host.log) == ROWS, "all rows")
     await ClockCycles(dut.clk, 300)
     assert sample(dut.drives__used) == 0b1001

@@ -278,16 +278,16 @@ async def migrations_of_arrays_that_are_not_in_sync(dut):
     host = bench(dut)
     await host.begin(8)
     array = await host.create(Level.RAID6, 0, 1, 2, 3, assumed=0, idle=1)
-    await host.good(ManageOpcode.COPY, array=array, position=1, port=4)
+    await host.good(ManageOpcode.MIGRATE, array=array, position=1, port=4)
     await host.rest()
-    assert kinds_of(host) == [WalkKind.COPY] and await boundary(host, array) == 0
+    assert kinds_of(host) == [WalkKind.MIGRATE] and await boundary(host, array) == 0
     assert sample(dut.drives__used) == 0b11101
     host.log.clear()
-    await host.good(ManageOpcode.COPY, array=array, position=1, port=5)
+    await host.good(ManageOpcode.MIGRATE, array=array, position=1, port=5)
     await host.until(lambda: len(host.log) > 5, "rows")
     host.pull(4)
     await host.rest()
-    assert kinds_of(host) == [WalkKind.COPY, WalkKind.RESYNC, WalkKind.REBUILD]
+    assert kinds_of(host) == [WalkKind.MIGRATE, WalkKind.RESYNC, WalkKind.REBUILD]
     assert rows_of(host, array, WalkKind.RESYNC) == list(range(ROWS))
     assert (await host.job(array))["in_sync"] and host.state(array) == ArrayState.OPTIMAL
 

@@ -237,11 +237,11 @@ def test_a_rebuilt_drive_has_stored_what_is_trusted():
             await card.load(volume, 30)
             assert await card.flush(volume) == 0
             if migrates:
-                await background.copy_member(card.nvme, 0, volume.ports.index(old), new)
+                await background.migrate_member(card.nvme, 0, volume.ports.index(old), new)
             else:
                 card.pull(old)
                 await background.replace_member(card.nvme, 0, volume.ports.index(old), new)
-            kind = WalkKind.COPY if migrates else WalkKind.REBUILD
+            kind = WalkKind.MIGRATE if migrates else WalkKind.REBUILD
             job = await finished(card)
             assert (job.state, job.kind) == (JobState.DONE, kind), job
             assert job.array_state == ArrayState.OPTIMAL

@@ -35,7 +35,7 @@ async def half_way(card: Card) -> background.Job:
         if job.row:
             break
         await card.card.transport.sleep(POLL_NS // 20)
-    assert job.kind == WalkKind.COPY and 0 < job.row < ROWS, job
+    assert job.kind == WalkKind.MIGRATE and 0 < job.row < ROWS, job
     return job
 
 
@@ -44,7 +44,7 @@ async def begin(card: Card, volume: Volume, *, rate: int = 10, spare: bool = Fal
     foreign(card, NEW)
     await background.set_rate(card.nvme, rate)
     card.card.transport.spawn(card.load(volume, 60))
-    await background.copy_member(card.nvme, 0, OLD, NEW, spare=spare)
+    await background.migrate_member(card.nvme, 0, OLD, NEW, spare=spare)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_migrations_under_load(level, members, then):
             nvme = card.nvme
             await begin(card, volume, spare=True)
             with pytest.raises(NvmeError) as refused:
-                await background.copy_member(nvme, 0, 0, 7)
+                await background.migrate_member(nvme, 0, 0, 7)
             assert refused.value.status & 0x7FF == JOB_RUNNING
             drives = await raid.drives(nvme)
             assert drives[OLD].array == drives[NEW].array == 0
             await card.load(volume, 120)
             job = await finished(card)
-            assert (job.state, job.kind, job.row) == (JobState.DONE, WalkKind.COPY, ROWS), job
+            assert (job.state, job.kind, job.row) == (JobState.DONE, WalkKind.MIGRATE, ROWS), job
             assert job.array_state == ArrayState.OPTIMAL and not (job.mended or job.lost)
             (array,) = await raid.arrays(nvme)
             assert array.members[OLD].port == NEW and not array.members[OLD].stale
@@ -151,7 +151,7 @@ def test_the_migration_is_given_up(level, way):
             await card.load(volume, 60)
             job = await finished(card)
             wanted = JobState.FAILED if way == "pull" else JobState.STOPPED
-            assert (job.state, job.kind) == (wanted, WalkKind.COPY), job
+            assert (job.state, job.kind) == (wanted, WalkKind.MIGRATE), job
             assert job.array_state == ArrayState.OPTIMAL
             (array,) = await raid.arrays(nvme)
             assert array.members[OLD].port == OLD
@@ -175,7 +175,7 @@ def test_blocks_that_cannot_be_read(level):
             foreign(card, NEW)
             for place in places:
                 card.spoil(volume, place)
-            await background.copy_member(card.nvme, 0, OLD, NEW)
+            await background.migrate_member(card.nvme, 0, OLD, NEW)
             job = await finished(card)
             wanted = (0, len(places)) if lost else (len(places), 0)
             assert (job.state, job.mended, job.lost) == (JobState.DONE, *wanted), job
@@ -220,7 +220,7 @@ def test_the_new_drive_refuses_the_last_writes(level, members):
             nvme, transport = card.nvme, card.card.transport
             await background.set_rate(nvme, 100)
             card.harness.drive_fault(new, -1, at_end=True, delay_ns=400_000)
-            await background.copy_member(nvme, volume.array, 0, new)
+            await background.migrate_member(nvme, volume.array, 0, new)
             while (job := await background.job(nvme, volume.array)).row < ROWS:
                 assert job.state == JobState.RUNNING, job
                 await transport.sleep(5_000)
@@ -236,7 +236,7 @@ def test_the_new_drive_refuses_the_last_writes(level, members):
                 await transport.sleep(2_000)
             card.harness.drive_fault(new, 0)
             job = await finished(card)
-            assert (job.kind, job.state) == (WalkKind.COPY, JobState.FAILED), job
+            assert (job.kind, job.state) == (WalkKind.MIGRATE, JobState.FAILED), job
             (array,) = await raid.arrays(nvme)
             assert array.members[0].port == 0 and not array.members[0].failed
             await card.read_all(volume)
@@ -273,7 +273,7 @@ def test_the_other_members_restart(first):
                 await write(block, block)
             assert await card.flush(volume) == 0
             await background.set_rate(nvme, 100)
-            await background.copy_member(nvme, volume.array, 0, new)
+            await background.migrate_member(nvme, volume.array, 0, new)
             while (await background.job(nvme, volume.array)).row < 64:
                 await transport.sleep(POLL_NS // 20)
             await background.set_rate(nvme, 1)
@@ -333,7 +333,7 @@ def test_all_members_restart(level, members):
             await fill(1)
             assert await card.flush(volume) == 0
             await background.set_rate(nvme, 5)
-            await background.copy_member(nvme, volume.array, 0, new)
+            await background.migrate_member(nvme, volume.array, 0, new)
             while (await background.job(nvme, volume.array)).row < blocks:
                 await transport.sleep(POLL_NS // 20)
             await fill(2)
@@ -345,7 +345,7 @@ def test_all_members_restart(level, members):
             assert set(held) == {1, 2}, "nothing was lost"
             assert await card.flush(volume) == 0
             job = await background.job(nvme, volume.array)
-            assert (job.kind, job.state) == (WalkKind.COPY, JobState.RUNNING), job
+            assert (job.kind, job.state) == (WalkKind.MIGRATE, JobState.RUNNING), job
             await background.set_rate(nvme, 100)
             for _ in range(POLLS):
                 (array,) = await raid.arrays(nvme)

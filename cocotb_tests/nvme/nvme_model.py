@@ -45,7 +45,7 @@ CHANGES = {
     ManageOpcode.ADD_SPARE: ("array", "dedicated", "port"),
     ManageOpcode.REMOVE_SPARE: ("port",),
     ManageOpcode.RE_ADD: ("array", "position"),
-    ManageOpcode.COPY: ("array", "position", "port", "spare"),
+    ManageOpcode.MIGRATE: ("array", "position", "port", "spare"),
 }  # fmt: skip
 """Fields that a change has, besides its opcode."""
 
@@ -311,5 +311,5 @@ MANAGE_OPCODES = {
     nvme.ADD_SPARE: ManageOpcode.ADD_SPARE,
     nvme.REMOVE_SPARE: ManageOpcode.REMOVE_SPARE,
     nvme.RE_ADD: ManageOpcode.RE_ADD,
-    nvme.COPY_BACK: ManageOpcode.COPY,
+    nvme.MIGRATE: ManageOpcode.MIGRATE,
 }

@@ -279,7 +279,7 @@ async def arrays_and_volumes_are_managed(dut):
         nvme.ADD_SPARE: ((3 | 1 << 8, 6), {"array": 3, "dedicated": 1, "port": 6}),
         nvme.REMOVE_SPARE: ((0, 6), {"port": 6}),
         nvme.RE_ADD: ((2 | 9 << 8,), {"array": 2, "position": 9}),
-        nvme.COPY_BACK: ((2 | 9 << 8, 5 | 1 << 8), {"position": 9, "port": 5, "spare": 1}),
+        nvme.MIGRATE: ((2 | 9 << 8, 5 | 1 << 8), {"position": 9, "port": 5, "spare": 1}),
     }
     for opcode, (dwords, fields) in background.items():
         await host.good(opcode=opcode, dwords=dwords)

@@ -201,13 +201,13 @@ class MigrationBench(WalkBench):
 
     async def check_migration(self, row: int, *, strip: int = 0) -> WalkResult:
         """Migrates a row; result, the row itself and the block of the target must be golden."""
-        walk = self.golden(row, strip, WalkKind.COPY)
+        walk = self.golden(row, strip, WalkKind.MIGRATE)
         truth = self.truth(row, strip)
         block = next(
             (place[1] for place in self.role_places(row, strip) if place[0] == self.old), None
         )
         lost = outcome(walk).result == "LOST"
-        result = await self.check_walk(row, WalkKind.COPY, strip=strip)
+        result = await self.check_walk(row, WalkKind.MIGRATE, strip=strip)
         for role in walk.migrated:
             key = self.target, block
             assert (key in self.drives.unreadable) == lost, f"{walk}: {key}"
@@ -237,7 +237,7 @@ async def migrates_under_load(dut):
         await bench.settle()
         bench.check_written()
     loading = cocotb.start_soon(bench.random_rows(rows=25))
-    await bench.walk_all(WalkKind.COPY)
+    await bench.walk_all(WalkKind.MIGRATE)
     await loading
     await bench.settle()
     bench.check_migrated()
@@ -269,9 +269,9 @@ async def the_target_fails(dut):
 async def end_badly(bench: MigrationBench, happens) -> None:
     """``happens`` after some rows, and the target is given up."""
     loading = cocotb.start_soon(bench.random_rows(rows=25))
-    await bench.walk_all(WalkKind.COPY, rows=ROWS[:2])
+    await bench.walk_all(WalkKind.MIGRATE, rows=ROWS[:2])
     happens()
-    await bench.walk_all(WalkKind.COPY)
+    await bench.walk_all(WalkKind.MIGRATE)
     await loading
     await bench.settle()
     assert bench.failed == {bench.target} and not bench.write_faults
@@ -286,10 +286,10 @@ async def the_member_fails(dut):
         (bench.target, block) for port, block in bench.places_of(ROWS) if port == bench.old
     }
     loading = cocotb.start_soon(bench.random_rows(rows=40))
-    await bench.walk_all(WalkKind.COPY, rows=ROWS[:3])
+    await bench.walk_all(WalkKind.MIGRATE, rows=ROWS[:3])
     # Those that were under way when it failed may still be told that it has.
     bench.fail(bench.old)
-    await bench.walk_all(WalkKind.COPY, first=bench.boundary, rows=ROWS[:4])
+    await bench.walk_all(WalkKind.MIGRATE, first=bench.boundary, rows=ROWS[:4])
     await loading
     await bench.random_rows(rows=20)
     await bench.settle()
@@ -341,7 +341,7 @@ async def what_no_drive_has_is_unreadable(dut):
     """Without redundancy, and the member failed, what was not migrated is lost. It says so once
     the host gives it up."""
     bench = await begin(dut)
-    await bench.walk_all(WalkKind.COPY, rows=ROWS[:3])
+    await bench.walk_all(WalkKind.MIGRATE, rows=ROWS[:3])
     bench.fail(bench.old)
 
     async def stops(kind: WalkKind, member: int) -> None:
@@ -353,7 +353,7 @@ async def what_no_drive_has_is_unreadable(dut):
                 assert result == (WalkResult.FAILED if left else WalkResult.GOOD), f"row {row}"
         assert not bench.drives.unreadable
 
-    await stops(WalkKind.COPY, bench.old)
+    await stops(WalkKind.MIGRATE, bench.old)
     bench.hand_over(stale=True)
     await stops(WalkKind.REBUILD, bench.target)
     for row in ROWS:
@@ -374,7 +374,7 @@ async def the_target_refuses_as_the_migration_ends(dut):
     """It is the member by then, and nothing can be spared: it goes, as the old one has the block.
     """
     bench = await begin(dut)
-    await bench.walk_all(WalkKind.COPY)
+    await bench.walk_all(WalkKind.MIGRATE)
     bench.lose_others(bench.tolerated)
     failed = set(bench.failed)
     for _ in range(REFUSALS):
@@ -403,7 +403,7 @@ async def the_target_refuses_as_the_member_fails(dut):
     bench.drives.distrusted = {
         (bench.target, block) for port, block in bench.places_of(ROWS) if port == bench.old
     }
-    await bench.walk_all(WalkKind.COPY, rows=ROWS[: SPAN // 2])
+    await bench.walk_all(WalkKind.MIGRATE, rows=ROWS[: SPAN // 2])
     row, strip, place = bench.lose_others(bench.tolerated - 1)
     failed = bench.failed | {bench.old}
     before = bench.drives.blocks.get(place)
@@ -433,7 +433,7 @@ async def the_target_refuses_a_migrated_row_as_the_member_fails(dut):
     row, strip, place = bench.lose_others(bench.tolerated - 1)
     failed = bench.failed | {bench.old}
     tag = await bench.is_refused(
-        place, bench.walk(row, WalkKind.COPY, strip=strip), lambda: bench.fail(bench.old)
+        place, bench.walk(row, WalkKind.MIGRATE, strip=strip), lambda: bench.fail(bench.old)
     )
     result, _ = await bench.end_of(tag)
     assert bench.failed == failed
@@ -445,7 +445,7 @@ async def the_member_refuses(dut):
     """It cannot be spared, and the write fails: what the host reads is the same once the target is
     the member, or cannot be read."""
     bench = await begin(dut)
-    await bench.walk_all(WalkKind.COPY)
+    await bench.walk_all(WalkKind.MIGRATE)
     row, strip, place = bench.lose_others(bench.tolerated)
     await bench.pause(500)
     old = bench.old, place[1]

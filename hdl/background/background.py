@@ -297,7 +297,7 @@ class Background(wiring.Component):
         intent, made, response = self._intent, self._made, self.table_changes.response
         done = response.valid & response.ready & (response.payload.status == ManageStatus.DONE)
         creates = made.opcode == ManageOpcode.CREATE_ARRAY
-        half_migrated = (made.opcode == ManageOpcode.END_COPY) & (
+        half_migrated = (made.opcode == ManageOpcode.END_MIGRATION) & (
             response.payload.index[5:7] == MigrationEnd.STALE
         )
         m.d.comb += [

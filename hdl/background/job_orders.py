@@ -19,8 +19,8 @@ class JobOrder(enum.Enum, shape=3):
     """The array is new. It has no job, and no row is in sync, or every row is."""
     DOUBT = 4
     """What was written to the array may be lost. A RESYNC or ZERO that has not ended begins anew,
-    and so does a COPY of a drive that may have lost it. Rows that are marked may not be in sync any
-    more, unless there is nothing to be in sync."""
+    and so does a MIGRATE of a drive that may have lost it. Rows that are marked may not be in sync
+    any more, unless there is nothing to be in sync."""
 
 
 class Sync(enum.Enum, shape=2):
@@ -41,7 +41,7 @@ def job_order(config: Config) -> data.StructLayout:
     REBUILD and SALVAGE always begin at the boundary. If the array is not in sync, RESYNC and ZERO
     begin at its sync boundary at the latest, and a REBUILD becomes a RESYNC from there on first,
     unless the array has FAILED. With ``every`` a RESYNC does not follow marks, unless it resumes.
-    START replaces a job that is running, but a COPY only once the migration has ended.
+    START replaces a job that is running, but a MIGRATE only once the migration has ended.
 
     With BEGIN ``sync`` is that of the new array. With DOUBT ``sync`` is NONE, or PROVEN if there is
     nothing to be in sync.
@@ -76,7 +76,7 @@ class JobControl(wiring.Signature):
     zeroes
         One bit per array. Its job is ZERO.
     migrates
-        One bit per array. Its job is COPY.
+        One bit per array. Its job is MIGRATE.
     resyncs
         One bit per array. Its job is RESYNC.
     unsynced
@@ -90,13 +90,13 @@ class JobControl(wiring.Signature):
     rebuilt_array
         That array.
     complete
-        With ``rebuilt`` of a COPY: all rows are on the new drive.
+        With ``rebuilt`` of a MIGRATE: all rows are on the new drive.
     handed
         A pulse that answers ``rebuilt``. The drives have been flushed, and those that were rebuilt
         are no longer stale, or the migration has ended.
     outcome
-        With ``handed``. JOINED if all the drives have flushed. Of a COPY, what has become of it. If
-        its drive is now the member but stale, the job goes on as a REBUILD.
+        With ``handed``. JOINED if all the drives have flushed. Of a MIGRATE, what has become of it.
+        If its drive is now the member but stale, the job goes on as a REBUILD.
     """
 
     def __init__(self, config: Config):

@@ -182,7 +182,7 @@ class Jobs(wiring.Component):
         # What its job is.
         self._resync = current.kind == WalkKind.RESYNC
         self._zero = current.kind == WalkKind.ZERO
-        self._migration = current.kind == WalkKind.COPY
+        self._migration = current.kind == WalkKind.MIGRATE
         self._rebuild = Signal()  # or SALVAGE
         self._syncs_rows = Signal()  # it leaves rows that are in sync, whatever they were
         # Its array has failed, and it with that; the drives are no longer those it is about.
@@ -327,7 +327,7 @@ class Jobs(wiring.Component):
     def _go_on_as_rebuild(self, m: Module) -> None:
         """The job goes on as a REBUILD.
 
-        If it was a COPY and the array is not in sync, it goes on as RESYNC at first.
+        If it was a MIGRATE and the array is not in sync, it goes on as RESYNC at first.
         """
         array, current = self._array, self._current
         self._mark(m, JobState.RUNNING)

@@ -34,7 +34,7 @@ class Supervisor(wiring.Component):
     Otherwise it looks for a hot spare that is as large as the member. It prefers a spare that is
     dedicated to the array to one for all arrays, and then the one with the lowest port. A member is
     replaced only while its array has something to rebuild it from. A REBUILD starts when the
-    new drive has joined. A job of the array that is REBUILD, ZERO or COPY is not disturbed, and
+    new drive has joined. A job of the array that is REBUILD, ZERO or MIGRATE is not disturbed, and
     neither is a RESYNC of an array that is not in sync yet. Any other job gives way. If no spare
     fits an array, the supervisor passes that array over until something changes, so that other
     arrays get their turn. An array that has FAILED is never rebuilt by itself. The host may order a
@@ -99,9 +99,9 @@ class Supervisor(wiring.Component):
           job. Also for a volume on an array with a ZERO, and for a migration while another member
           is rebuilt.
         - NOT_REDUNDANT to replace a member of a failed array, and for a REBUILD of it.
-        - INVALID_FIELD for the job COPY, for REBUILD or SALVAGE without a stale drive, for SALVAGE
-          of an array that has not failed, and for a rate of 0 or beyond 100. Also for a new array
-          that is assumed to be in sync or has no job (``idle``), but is to have a job.
+        - INVALID_FIELD for the job MIGRATE, for REBUILD or SALVAGE without a stale drive, for
+          SALVAGE of an array that has not failed, and for a rate of 0 or beyond 100. Also for a new
+          array that is assumed to be in sync or has no job (``idle``), but is to have a job.
         - NO_ENTRY for an array, job or spare that does not exist.
         - DRIVE_UNAVAILABLE for a spare that is absent or in use.
         - IN_USE for a ZERO of an array with volumes.
@@ -355,7 +355,9 @@ class Supervisor(wiring.Component):
                 migrated = self.jobs.migrates.bit_select(self.jobs.rebuilt_array, 1)
                 rebuilds = self.jobs.rebuilds.bit_select(self.jobs.rebuilt_array, 1)
                 m.d.sync += [
-                    request.opcode.eq(Mux(migrated, ManageOpcode.END_COPY, ManageOpcode.SETTLE)),
+                    request.opcode.eq(
+                        Mux(migrated, ManageOpcode.END_MIGRATION, ManageOpcode.SETTLE)
+                    ),
                     request.complete.eq(self.jobs.complete & (migrated | rebuilds)),
                     request.array.eq(self.jobs.rebuilt_array),
                     self._by_host.eq(0),
@@ -444,7 +446,7 @@ class Supervisor(wiring.Component):
                         self._answer(m, ManageStatus.JOB_RUNNING)
                 with m.Case(*self._takes_member):
                     self._decide_on_member(m)
-                with m.Case(ManageOpcode.COPY):
+                with m.Case(ManageOpcode.MIGRATE):
                     self._decide_on_migration(m)
                 with m.Case(ManageOpcode.START_JOB):
                     self._decide_on_start(m)
@@ -482,7 +484,7 @@ class Supervisor(wiring.Component):
             self._answer(m, ManageStatus.NOT_REDUNDANT)
 
     def _decide_on_migration(self, m: Module) -> None:
-        """COPY: no other job, and no other member that is being rebuilt."""
+        """MIGRATE: no other job, and no other member that is being rebuilt."""
         m.next = "ASK"
         with m.If(~self._exists):
             self._answer(m, ManageStatus.NO_ENTRY)
@@ -503,7 +505,7 @@ class Supervisor(wiring.Component):
         rebuilds = request.kind == WalkKind.REBUILD.value
         salvages = request.kind == WalkKind.SALVAGE.value
         with m.Elif(
-            (request.kind == WalkKind.COPY.value)
+            (request.kind == WalkKind.MIGRATE.value)
             | ((rebuilds | salvages) & ~self._has_stale)
             | (salvages & (self._state != ArrayState.FAILED))
         ):
@@ -516,7 +518,7 @@ class Supervisor(wiring.Component):
         request = self._request
         self._give_order(m, JobOrder.STOP)
         with m.If(self._migrates):
-            m.d.sync += [request.opcode.eq(ManageOpcode.END_COPY), request.complete.eq(0)]
+            m.d.sync += [request.opcode.eq(ManageOpcode.END_MIGRATION), request.complete.eq(0)]
             m.next = "ASK"
         with m.If(~self._exists | ~self._works):
             self._answer(m, ManageStatus.NO_ENTRY)
@@ -603,10 +605,10 @@ class Supervisor(wiring.Component):
                     with m.Case(ManageOpcode.CHECK_EMPTY):
                         with m.If(done):
                             self._start_job(m, request.kind, request.start, request.resume)
-                    with m.Case(ManageOpcode.COPY):
+                    with m.Case(ManageOpcode.MIGRATE):
                         with m.If(done):
-                            self._start_job(m, WalkKind.COPY)
-                    with m.Case(ManageOpcode.END_COPY):
+                            self._start_job(m, WalkKind.MIGRATE)
+                    with m.Case(ManageOpcode.END_MIGRATION):
                         m.next = "PART"
                     with m.Case(ManageOpcode.SETTLE):
                         m.next = "HAND-OVER"

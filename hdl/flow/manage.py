@@ -25,12 +25,12 @@ class ManageOpcode(enum.Enum, shape=4):
     SET_RATE = 10
     ADD_SPARE = 11
     REMOVE_SPARE = 12
-    COPY = 14
-    END_COPY = 15
+    MIGRATE = 14
+    END_MIGRATION = 15
 
 
 class MigrationEnd(enum.Enum, shape=2):
-    """How END_COPY ended the migration of a member to another drive.
+    """How END_MIGRATION ended the migration of a member to another drive.
 
     It is bits 6:5 of ``index`` of the answer. The answer of SETTLE has it as well, as JOINED or
     RELEASED.
@@ -124,10 +124,10 @@ def manage_request(config: Config) -> data.StructLayout:
         answer is then JOINED only if there are stale members and all of them are trusted as well.
     CHECK_EMPTY
         Checks that ``array`` exists and has no volumes.
-    COPY
+    MIGRATE
         Begins the migration of live member ``position`` of ``array`` to the free drive at ``port``.
         With ``spare`` the old drive becomes a hot spare at the end.
-    END_COPY
+    END_MIGRATION
         Ends the migration in ``array``. `MigrationEnd` of the answer says how. With ``complete``
         all rows are on the new drive. It is flushed, and it is failed if it does not end that flush
         well.
@@ -188,8 +188,9 @@ def manage_response(config: Config) -> data.StructLayout:
     status
         How the change ended.
     index
-        The number of the array or volume that was created. Of END_COPY: bits 4:0 are the port that
-        the member had, bits 6:5 are `MigrationEnd`, and bit 7 says that this port becomes a spare.
+        The number of the array or volume that was created. Of END_MIGRATION: bits 4:0 are the port
+        that the member had, bits 6:5 are `MigrationEnd`, and bit 7 says that this port becomes a
+        spare.
     """
     return data.StructLayout({"status": ManageStatus, "index": 8})
 

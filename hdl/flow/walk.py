@@ -26,14 +26,14 @@ class WalkKind(enum.Enum, shape=3):
     """Read every block of the row, and do nothing else."""
     ZERO = 5
     """Write zeros to every block of the row, whatever it held. Nothing is read."""
-    COPY = 6
+    MIGRATE = 6
     """Store the block of the member that is migrated on its new drive. Read it from the member, or
     work it out if it cannot be read. The member itself is left as it is, since a refused write
     would give up a drive that is still needed."""
     SALVAGE = 7
     """As REBUILD, of an array that has lost more drives than its level tolerates. Blocks that
-    cannot be worked out are given up. RESYNC, REBUILD, and COPY of a member that has failed leave
-    such a row as it is, since a missing drive may come back."""
+    cannot be worked out are given up. RESYNC, REBUILD, and MIGRATE of a member that has failed
+    leave such a row as it is, since a missing drive may come back."""
 
 
 ROLE_BITS = 5

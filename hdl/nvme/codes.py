@@ -81,7 +81,7 @@ class AdminOpcode(enum.Enum, shape=8):
     ADD_SPARE = 0xE0
     REMOVE_SPARE = 0xE4
     RE_ADD = 0xE8
-    COPY_BACK = 0xEC
+    MIGRATE = 0xEC
 
 
 class IoOpcode(enum.Enum, shape=8):

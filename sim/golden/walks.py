@@ -55,7 +55,7 @@ def outcome(walk: Walk) -> Outcome:
         if steps is None:
             if _withheld(walk):
                 return Outcome(result="FAILED", roles=walk.dead | bad)
-            spoils = walk.kind in ("REBUILD", "SALVAGE", "COPY")
+            spoils = walk.kind in ("REBUILD", "SALVAGE", "MIGRATE")
             spoilt = walk.stale - walk.dead if spoils else frozenset()
             if walk.kind == "RESYNC" and walk.copies == 1:
                 # Parities that may never have been the row's.
@@ -85,7 +85,7 @@ def outcome(walk: Walk) -> Outcome:
 def _withheld(walk: Walk) -> bool:
     """More drives are missing than tolerated, and may come back. The row is left as it is."""
     most = walk.copies - 1 if walk.copies > 1 else walk.parities
-    taken_over = walk.kind == "COPY" and walk.stale
+    taken_over = walk.kind == "MIGRATE" and walk.stale
     stops = walk.kind in ("RESYNC", "REBUILD") or taken_over
     return bool(stops) and len(walk.dead | walk.stale) > most
 
@@ -107,7 +107,7 @@ def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], s
     if walk.kind == "ZERO":
         return set(), set(live)
     looks = walk.kind in ("CHECK", "REPAIR", "PATROL") and not again
-    if walk.kind == "COPY":
+    if walk.kind == "MIGRATE":
         # The member of a migration is not mended.
         mend -= walk.migrated
         if not bad & (walk.stale | walk.migrated):
@@ -117,7 +117,7 @@ def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], s
             return None
         first = min(good)
         written = set(live - {first}) if walk.kind == "RESYNC" else mend
-        reads = written or walk.kind == "COPY"
+        reads = written or walk.kind == "MIGRATE"
         return (set(good) if looks else {first} if reads else set()), written
     if not walk.parities:
         rebuilds = walk.kind in ("REBUILD", "SALVAGE")
@@ -137,5 +137,5 @@ def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], s
     if walk.kind == "RESYNC":
         written |= {role for role in live if role >= walk.data}
     read = set(chosen.read_data) | {walk.data + parity for parity in chosen.read_parity}
-    reads = written or walk.kind == "COPY"
+    reads = written or walk.kind == "MIGRATE"
     return (set(good) if looks else read if reads else set()), written

@@ -19,7 +19,7 @@ REPLACE_MEMBER = 0xDC
 ADD_SPARE = 0xE0
 REMOVE_SPARE = 0xE4
 RE_ADD = 0xE8
-COPY_BACK = 0xEC
+MIGRATE = 0xEC
 GET_LOG_PAGE = 0x02
 
 ARRAY_STATES, DEFECTS, LOST_BLOCKS = 0xC0, 0xC1, 0xC2
@@ -118,7 +118,7 @@ async def re_add(nvme: Nvme, array: int, position: int) -> None:
     await nvme.admin(command, f"re-add member {position} of array {array}")
 
 
-async def copy_member(
+async def migrate_member(
     nvme: Nvme, array: int, position: int, port: int, *, spare: bool = False
 ) -> None:
     """Migrates a live member to the drive at ``port``, which becomes the member at the end.
@@ -128,7 +128,7 @@ async def copy_member(
     """
     fields = number("array", array, 8) | number("position", position, 8) << 8
     drive = number("port", port, 8) | BECOMES_SPARE * spare
-    command = Command(COPY_BACK, dwords=(fields, drive))
+    command = Command(MIGRATE, dwords=(fields, drive))
     await nvme.admin(command, f"copy member {position} of array {array}")
 
 

@@ -179,7 +179,7 @@ class ArrayTables(wiring.Component):
         )
         # The change at hand, and a pulse as the tables change.
         self._request = Signal(manage_request(config))
-        self._migrates = self._request.opcode == ManageOpcode.COPY
+        self._migrates = self._request.opcode == ManageOpcode.MIGRATE
         self._returns = self._request.opcode == ManageOpcode.RE_ADD
         self._edited = Signal()
 
@@ -217,8 +217,8 @@ class ArrayTables(wiring.Component):
         # SETTLE: the live drives of the array; those of them that have been rebuilt.
         self._written = Signal(MAX_DRIVES)
         self._rebuilt = self._gone
-        # END_COPY: the ports of the member before and of the one that takes its place; whether it
-        # does, and is stale then.
+        # END_MIGRATION: the ports of the member before and of the one that takes its place; whether
+        # it does, and is stale then.
         self._migrated_from = Signal(config.port_bits)
         self._migrated_to = Signal(config.port_bits)
         self._joined = Signal()
@@ -239,7 +239,7 @@ class ArrayTables(wiring.Component):
         self._of_array = [ManageOpcode.DELETE_ARRAY, ManageOpcode.CREATE_VOLUME]
         if config.background:
             self._of_array += [ManageOpcode.REPLACE, ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY]
-            self._of_array += [ManageOpcode.COPY, ManageOpcode.END_COPY]
+            self._of_array += [ManageOpcode.MIGRATE, ManageOpcode.END_MIGRATION]
         if config.intent_chunks:
             self._of_array.append(ManageOpcode.RE_ADD)
         health = FollowedDriveHealth if config.background else DriveHealth
@@ -622,7 +622,7 @@ class ArrayTables(wiring.Component):
             if self._config.background:
                 with m.Elif(request.opcode == ManageOpcode.SETTLE):
                     m.next = "READ_WRITTEN"
-                with m.Elif(request.opcode == ManageOpcode.END_COPY):
+                with m.Elif(request.opcode == ManageOpcode.END_MIGRATION):
                     m.d.sync += entry.eq(request.array)
                     m.next = "READ_MIGRATION"
                 with m.Elif(
@@ -814,9 +814,9 @@ class ArrayTables(wiring.Component):
         end = Mux(joined, MigrationEnd.JOINED.value, MigrationEnd.RELEASED.value)
         m.d.sync += self.changes.response.payload.index.eq(end << MIGRATION_END_SHIFT)
 
-    # REPLACE, RE_ADD and COPY. The member must be failed, or for COPY must not be. The new drive
-    # must be free, or the old one that failed, and as large. RE_ADD reads the member's port first,
-    # and then it is ``named``.
+    # REPLACE, RE_ADD and MIGRATE. The member must be failed, or for MIGRATE must not be. The new
+    # drive must be free, or the old one that failed, and as large. RE_ADD reads the member's port
+    # first, and then it is ``named``.
     #
     # A drive that was the member is stale only once nothing is inside that was planned before it
     # had failed. Otherwise a row, or a read, could go on with it as if it had never been away, and
@@ -916,8 +916,8 @@ class ArrayTables(wiring.Component):
                 m.d.sync += self._at_port.eq(self._old_port)
                 m.next = "QUIESCE"
 
-    # COPY and END_COPY. ``at_port`` is the port of the migration target. ``position`` is that of
-    # the member, which is read two cycles later.
+    # MIGRATE and END_MIGRATION. ``at_port`` is the port of the migration target. ``position`` is
+    # that of the member, which is read two cycles later.
     #
     # When all rows are on the migration target, the two drives change places first. The old drive
     # is the target then. So rows that began before write both, and so do those that begin after,
@@ -944,7 +944,7 @@ class ArrayTables(wiring.Component):
             self._answer(m, ManageStatus.DONE)
 
     def _load_migration(self, m: Module) -> None:
-        """The states READ_MIGRATION, in which END_COPY goes on, to FIND_MIGRATED."""
+        """The states READ_MIGRATION, in which END_MIGRATION goes on, to FIND_MIGRATED."""
         current = self._migrations.current
         with m.State("READ_MIGRATION"):
             m.next = "LOAD_MIGRATION"

@@ -27,7 +27,7 @@ _BACKGROUND_OPCODES = {
     AdminOpcode.REPLACE_MEMBER: ManageOpcode.REPLACE,
     AdminOpcode.ADD_SPARE: ManageOpcode.ADD_SPARE,
     AdminOpcode.REMOVE_SPARE: ManageOpcode.REMOVE_SPARE,
-    AdminOpcode.COPY_BACK: ManageOpcode.COPY,
+    AdminOpcode.MIGRATE: ManageOpcode.MIGRATE,
 }
 
 

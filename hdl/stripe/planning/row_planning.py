@@ -435,7 +435,7 @@ class RowPlanning(wiring.Component):
         """Blocks that a drive could not give to a host, which are written anew; the era; whether
         the migration target is written."""
         row, todo, mends, eras = self._row, self._todo, self._mends, self._planned_eras
-        of_migration = self._walks & (row.walk.kind == WalkKind.COPY)
+        of_migration = self._walks & (row.walk.kind == WalkKind.MIGRATE)
         connect(m, mends.mend, flipped(self.mend))
         m.d.comb += [
             mends.row.array.eq(row.array),

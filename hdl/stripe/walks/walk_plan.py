@@ -19,8 +19,8 @@ class WalkPlan(wiring.Component):
     every block once. What they cannot read is mended when the row is planned ``again``. Then the
     row is not compared, and it is not compared either if a data role is lost. Each copy of a row of
     copies is a role. One of them, ``source``, is read and written to the others. A row without
-    redundancy is only read. COPY reads what is ``migrated``, or works it out, and leaves the member
-    as it is. ZERO reads nothing, and its one line is that of ``source``. Combinational.
+    redundancy is only read. MIGRATE reads what is ``migrated``, or works it out, and leaves the
+    member as it is. ZERO reads nothing, and its one line is that of ``source``. Combinational.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class WalkPlan(wiring.Component):
     plan
         With parities: `RowKind.RECOVER` of nothing joined, with ``dead`` and ``bad`` lost.
     possible, read, erased, use_parity, generate, write
-        As in `hdl.stripe.planning.program.program`. A REBUILD or COPY that is not possible makes
+        As in `hdl.stripe.planning.program.program`. A REBUILD or MIGRATE that is not possible makes
         unreadable what is on stale drives, so that what they hold is never taken for the row's. A
         RESYNC that is not possible does so with the live parities, which may never have been the
         row's.
@@ -104,7 +104,7 @@ class WalkPlan(wiring.Component):
         self._salvages = kind == WalkKind.SALVAGE
         self._rebuilds = (kind == WalkKind.REBUILD) | self._salvages
         self._zeroes = kind == WalkKind.ZERO
-        self._migrates = kind == WalkKind.COPY
+        self._migrates = kind == WalkKind.MIGRATE
         others = self._resyncs | self._rebuilds | self._zeroes | self._migrates
         self._looks = ~others & ~self.again
         compares = (kind == WalkKind.CHECK) | (kind == WalkKind.REPAIR)
@@ -114,7 +114,8 @@ class WalkPlan(wiring.Component):
         self._live = Signal(ports)
         self._good = Signal(ports)
         self._mend = Signal(ports)
-        # Of a COPY: the role that it is about, which is not written there; whether it can be read.
+        # Of a MIGRATE: the role that it is about, which is not written there; whether it can be
+        # read.
         self._spared = Signal(ports)
         self._migratable = Signal()
         self._anew = Signal(ports)  # roles that are written anew
