@@ -8,6 +8,10 @@ The power may go in the middle of a job. Of a migration the card reports which d
 A drive that was being rebuilt is not used again. The host creates the array without it, and only
 then replaces it. Until the power goes the host only reads, since the write hole may take blocks of
 a degraded array.
+
+The drives may lose power once more when the RESYNC is done, before anything else is written or
+flushed. Then the host takes the array to be consistent as it creates it once more. Often it does so
+without one of its members, which it replaces after that.
 """
 
 import random
@@ -23,6 +27,9 @@ from hdl.flow.walk import WalkKind
 from sw.driver import background
 
 SHARE, WITHOUT_JOB = 0.25, 0.3
+TWICE, WITHOUT_MEMBER = 0.6, 0.6
+"""Share of arrays that lose their power once more, and share of these that lose a member by that.
+"""
 LEAST_RATE = 1
 
 
@@ -152,17 +159,45 @@ class Power:
         ports = [*array.ports[:position], port, *array.ports[position + 1 :]]
         return ports == sorted(ports)
 
-    async def _again(self, array: Array, work: Work) -> None:
-        """Creates the array and its volumes again. They hold the data that was flushed."""
-        card = self._card
+    async def _done(self, array: Array) -> int | None:
+        """Takes the power of an array whose RESYNC is done, perhaps, and creates it once more.
+
+        All its rows are right. Returns the position of the member that is left out, if one is.
+        """
+        card, choose = self._card, self._choose
+        if "done" not in self._features or choose.random() >= TWICE:
+            return None
+        position = choose.randrange(array.layout.drives)
+        missing = position if choose.random() < WITHOUT_MEMBER else None
+        card.harness.power_loss(array.ports)
+        for one, port in enumerate(array.ports):
+            if one != missing:
+                card.harness.insert(port)
+        await self._create(array, degraded=missing is not None)
+        if missing is None:
+            array.check()
+        card.outcome.faults["power loss after a resync"] += 1
+        card.outcome.seen["arrays without a member after a resync"] += missing is not None
+        return missing
+
+    async def _create(self, array: Array, **how: bool) -> None:
+        """Creates the array in its place, without volumes."""
         await self._lifetimes.delete(array)
-        volumes, array.volumes = array.volumes, []
+        array.volumes = []
         array.take_shape(array.layout, array.ports, array.rows)
         array.failed.clear()
-        await array.create(initialise=array.redundant, degraded=work.rebuilds)
+        await array.create(**how)
+
+    async def _again(self, array: Array, work: Work) -> None:
+        """Creates the array and its volumes again. They hold the data that was flushed."""
+        card, volumes = self._card, array.volumes
+        await self._create(array, initialise=array.redundant, degraded=work.rebuilds)
+        missing = work.position if work.rebuilds else None
         if array.redundant:
             await array.initialised()
-        if work.rebuilds:
+            if missing is None:
+                missing = await self._done(array)
+        if missing is not None:
             for volume in volumes:
                 volume.model.lose_power()
                 again = await array.create_volume(
@@ -170,10 +205,10 @@ class Power:
                 )
                 again.adopt(volume)
                 await again.read_all()
-            port = array.ports[work.position]
+            port = array.ports[missing]
             card.harness.insert(port)
             card.scribble(port, array.rows)
-            await background.replace_member(card.nvme, array.number, work.position, port)
+            await background.replace_member(card.nvme, array.number, missing, port)
             job = await array.job_ends()
             assert (job.kind, job.state, job.lost) == (WalkKind.REBUILD, JobState.DONE, 0), job
             for volume in array.volumes:

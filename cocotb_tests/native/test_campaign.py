@@ -225,6 +225,17 @@ def test_trust_in_half_a_rebuild_is_found(monkeypatch):
     find(monkeypatch, {"power", "mid-power"}, "is wrong|parity")
 
 
+def test_trust_in_half_a_resync_is_found(monkeypatch):
+    """A host takes an array to be consistent before its RESYNC is done."""
+
+    async def at_once(*_) -> None:
+        pass
+
+    monkeypatch.setattr("campaign.power.TWICE", 1)
+    monkeypatch.setattr("campaign.power.Array.initialised", at_once)
+    find(monkeypatch, {"power", "done"}, "is wrong|parity|differ")
+
+
 def test_tampering_is_found():
     """A bit that changes on a drive."""
     found = r"copies of block \d+ differ|block \d+ in .* is wrong|parity is wrong"
