@@ -188,6 +188,9 @@ class Jobs(wiring.Component):
         # Its array has failed, and it with that; the drives are no longer those it is about.
         self._fails = (self._resync | (current.kind == WalkKind.REBUILD)) & self._has_failed
         self._pointless = Signal()
+        # It has failed; it is done, or goes on as a REBUILD.
+        self._has_lost = Signal()
+        self._is_through = Signal()
 
         self._asked = Signal(BLOCK_NUMBER_BITS)  # the row that START names
 
@@ -222,6 +225,7 @@ class Jobs(wiring.Component):
             self._settle(m)
             self._hand_over(m)
             m.d.comb += self.busy.eq(~self._waits(fsm) | self.rewind.valid)
+        self._conclude(m)
         return m
 
     def _connect_tables(self, m: Module) -> None:
@@ -311,15 +315,20 @@ class Jobs(wiring.Component):
         m.next = "STORE"
 
     def _fail(self, m: Module) -> None:
-        """Ends the job. A RESYNC of an array that has FAILED comes back once it can be read."""
+        """Ends the job, which has failed."""
         self._end(m, JobState.FAILED)
-        m.d.comb += self.control.unfinished.eq(
-            (self._resync & self._has_failed) << self._array
-        )
+        m.d.comb += self._has_lost.eq(1)
 
-    def _count_as_synced(self, m: Module) -> None:
-        """The rows that a RESYNC or ZERO has made right are in sync."""
-        with m.If(self._syncs_rows):
+    def _conclude(self, m: Module) -> None:
+        """What follows for the array from the end of its job.
+
+        The rows that a RESYNC or ZERO has made right are in sync. A RESYNC of an array that has
+        FAILED comes back once it can be read.
+        """
+        m.d.comb += self.control.unfinished.eq(
+            (self._has_lost & self._resync & self._has_failed) << self._array
+        )
+        with m.If(self._is_through & self._syncs_rows):
             m.d.sync += [self._is_unsynced.eq(0), self._is_torn.eq(0)]
             with m.If(self._current.whole & ~(self._resync & self._is_torn)):
                 m.d.sync += self._is_assumed.eq(0)
@@ -581,7 +590,7 @@ class Jobs(wiring.Component):
                     m.next = "STORE"
                 with m.Elif(self._resync & self._has_stale):
                     # What it has written is flushed at the end of the REBUILD.
-                    self._count_as_synced(m)
+                    m.d.comb += self._is_through.eq(1)
                     self._go_on_as_rebuild(m)
                 with m.Elif(self._rebuild | self._syncs_rows | ~unwritten):
                     m.next = "HAND-OVER"
@@ -601,14 +610,14 @@ class Jobs(wiring.Component):
         with m.State("HAND-OVER"):
             m.d.comb += self.control.rebuilt.eq(~self.control.order.valid)
             with m.If(self.control.handed):
+                self._end(m, JobState.DONE)
+                m.d.comb += self._is_through.eq(1)
                 released = outcome == MigrationEnd.RELEASED
                 with m.If(released | (self._syncs_rows & self._has_failed)):
                     self._fail(m)
-                with m.Elif(self._migration & (outcome == MigrationEnd.STALE)):
+                    m.d.comb += self._is_through.eq(0)
+                with m.If(self._migration & (outcome == MigrationEnd.STALE)):
                     self._go_on_as_rebuild(m)
-                with m.Else():
-                    self._end(m, JobState.DONE)
-                    self._count_as_synced(m)
             with m.Elif(self.control.order.valid):
                 m.next = "STORE"
 

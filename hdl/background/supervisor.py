@@ -675,8 +675,8 @@ class Supervisor(wiring.Component):
         is kept, what the job wrote may be lost, so the job has not ended.
         """
         with m.State("HAND-OVER"):
-            rebuilds = self.jobs.rebuilds.bit_select(self._array, 1)
-            anew = ~rebuilds & self.doubts.bit_select(self._array, 1)
+            # Of a REBUILD or SALVAGE the change is ``complete``.
+            anew = ~self._request.complete & self.doubts.bit_select(self._array, 1)
             m.d.comb += self.jobs.handed.eq(self.verdicts.settled & ~anew)
             with m.If(self.verdicts.settled):
                 m.next = "REST"
