@@ -131,14 +131,14 @@ class Model:
         self.stale &= ~sum(1 << port for port in members)
         return ManageStatus.DONE, number
 
-    def copy(self, request: dict) -> tuple[ManageStatus, int | None]:
+    def migrate(self, request: dict) -> tuple[ManageStatus, int | None]:
         status, number = self.join(request, failed=0)
         if status == ManageStatus.DONE:
             self.migrations[number] = request["position"], request["port"], request["spare"]
             self._join(1 << request["port"])
         return status, None
 
-    def end_copy(self, request: dict) -> tuple[ManageStatus, int | None]:
+    def end_migration(self, request: dict) -> tuple[ManageStatus, int | None]:
         number = request["array"]
         if number not in self.arrays or number not in self.migrations:
             return ManageStatus.NO_ENTRY, None
