@@ -43,8 +43,8 @@ PLACE_AND_ROUTE = (
 )
 """Arguments of nextpnr, which fails when the clock is slower than asked for.
 
-The static placer leaves the core a quarter less wire than the default one (HeAP), with which
-router2 finds no way for it.
+The static placer leaves the core less wire than the default one (HeAP), with which router2 found no
+way for it with any of `SEEDS`.
 """
 
 SEEDS = (1, 2, 3)

@@ -430,7 +430,7 @@ class BelievesAll(ArrayTables):
         return m
 
 
-class FlushesNone(ArrayTables):
+class FlushesTheRebuilt(ArrayTables):
     """Planted bug: only drives that have been rebuilt are flushed."""
 
     def elaborate(self, platform) -> Module:
@@ -439,7 +439,7 @@ class FlushesNone(ArrayTables):
         return m
 
 
-@pytest.mark.parametrize("bug", [BelievesAll, FlushesNone])
+@pytest.mark.parametrize("bug", [BelievesAll, FlushesTheRebuilt])
 def test_drives_that_are_not_flushed_are_found(bug, monkeypatch):
     monkeypatch.setattr("cocotb_tests.array.tables_bench.ArrayTables", bug)
     with pytest.raises(SimulationError, match="all_live_drives_are_flushed"):

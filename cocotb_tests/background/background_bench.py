@@ -1,5 +1,6 @@
 """Tables and background work together, with drives that come and go and a model of the engine."""
 
+import os
 import random
 from collections.abc import Coroutine
 
@@ -7,7 +8,7 @@ import cocotb
 from amaranth.hdl import Cat, Const, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
-from cocotb.triggers import FallingEdge, RisingEdge
+from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 
 from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
 from hdl.array.tables.tables import ArrayTables
@@ -48,8 +49,8 @@ CHANGE_CYCLES = 4000
 class Assembly(wiring.Component):
     """`ArrayTables` and a `Background`, as in the controller.
 
-    While ``occupied`` somebody is inside whatever the tables quiesce, and while ``flush_waits`` no
-    drive ends a flush.
+    While ``occupied`` somebody is inside whatever the tables quiesce. While ``flush_waits`` no
+    flush begins, and while ``flush_lasts`` none ends.
     """
 
     def __init__(self, *, background: type[Background] = Background, config: Config = CONFIG):
@@ -76,6 +77,7 @@ class Assembly(wiring.Component):
                 "host_active": In(1),
                 "occupied": In(1),
                 "flush_waits": In(1),
+                "flush_lasts": In(1),
                 "refusing": In(MAX_DRIVES),
                 "restarted": In(config.ports),
                 "blamed": In(MAX_DRIVES),
@@ -114,14 +116,17 @@ class Assembly(wiring.Component):
             connect(m, user, port)
         connect(m, background.member_read, tables.member_read[0])
         connect(m, background.migration_read, tables.migration_read[0])
-        flushed = Signal(MAX_DRIVES)
+        flushing, flushed = Signal(), Signal(MAX_DRIVES)
         states = tables.drives
         stored = flushed & ~(self.refusing | states.failed | states.suspect)
-        m.d.comb += tables.flushed.payload.eq(stored)
+        m.d.comb += [
+            tables.flushed.payload.eq(stored),
+            tables.flushed.valid.eq(flushing & ~self.flush_lasts),
+        ]
         with m.If(tables.flush.valid & tables.flush.ready):
-            m.d.sync += [tables.flushed.valid.eq(1), flushed.eq(tables.flush.payload)]
-        with m.Elif(tables.flushed.ready):
-            m.d.sync += tables.flushed.valid.eq(0)
+            m.d.sync += [flushing.eq(1), flushed.eq(tables.flush.payload)]
+        with m.Elif(tables.flushed.valid & tables.flushed.ready):
+            m.d.sync += flushing.eq(0)
         present = Cat(self.present, Const(0, MAX_DRIVES - config.ports))
         for outer, inner in zip(self.capacity, tables.capacity, strict=True):
             m.d.comb += inner.eq(outer)
@@ -134,7 +139,7 @@ class Assembly(wiring.Component):
             tables.doubts.eq(background.arrays.doubts),
             background.host_active.eq(self.host_active),
             tables.quiesce.ready.eq(~self.occupied),
-            tables.flush.ready.eq(~tables.flushed.valid & ~self.flush_waits),
+            tables.flush.ready.eq(~flushing & ~self.flush_waits),
             background.now.eq(self.now),
             self.deadline.eq(background.deadline),
             self.busy.eq(background.busy | tables.busy),
@@ -190,8 +195,8 @@ class Bench:
         self.cycles_out = 0
         self.news = 0
         self.present = 0
-        for name in ("present", "host_active", "occupied", "flush_waits", "refusing", "now",
-                     "restarted", "blamed", "blame__blames", "blame__volume",
+        for name in ("present", "host_active", "occupied", "flush_waits", "flush_lasts",
+                     "refusing", "now", "restarted", "blamed", "blame__blames", "blame__volume",
                      "boundary_read__address", "sync_read__address", "slots__begun__valid",
                      "slots__ended__valid", "tellings__hearing__answered__valid",
                      "tellings__hearing__heard", "tellings__hearing__unheard"):  # fmt: skip
@@ -325,6 +330,19 @@ class Bench:
         shape = {"level": level.value, "drives": drives, "strip_shift": 2}
         return await self.good(ManageOpcode.CREATE_ARRAY, assumed=assumed, **shape, **fields)
 
+    def rows_of(self, kind: WalkKind, array: int | None = None) -> list[int]:
+        """Rows that were walked, in order, of one array or of all."""
+        return [
+            row.row for row in self.log if row.kind == kind and array in (None, row.array)
+        ]
+
+    async def restart(self, *ports: int) -> None:
+        """Drives begin anew by themselves, and say so."""
+        self.dut.restarted.value = sum(1 << port for port in ports)
+        await RisingEdge(self.dut.clk)
+        self.dut.restarted.value = 0
+        await ClockCycles(self.dut.clk, 2)
+
     async def rest(self, *, cycles: int = 20_000) -> None:
         """Until nothing moves any more, and no row is offered or on its way: time may jump."""
         quiet = 0
@@ -382,3 +400,13 @@ class Bench:
         await wait_until(self.dut, condition, cycles=cycles, what=what)
 
 
+def bench(dut) -> Bench:
+    """A bench of the run's seed."""
+    return Bench(dut, random.Random(int(os.environ["SEED"])))
+
+
+async def begin(dut, *, drives: int = 8) -> Bench:
+    """A bench with drives at the first ports, after the reset."""
+    host = bench(dut)
+    await host.begin(drives)
+    return host

@@ -1,15 +1,13 @@
 """Background work on the tables: rebuilds, hot spares, jobs in turn, refusals, the host's rate."""
 
 import itertools
-import os
-import random
 
 import cocotb
 import pytest
 from amaranth.hdl import Module
 from cocotb.triggers import ClockCycles, FallingEdge
 
-from cocotb_tests.background.background_bench import CAPACITY, CONFIG, ROWS, Assembly, Bench
+from cocotb_tests.background.background_bench import CAPACITY, CONFIG, ROWS, Assembly, bench
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import pack, sample
 from hdl.array.tables.tables import ArrayTables
@@ -21,15 +19,6 @@ from hdl.flow.geometry import Level
 from hdl.flow.manage import ManageOpcode, ManageStatus
 from hdl.flow.report import FINDINGS, Section, report_address
 from hdl.flow.walk import WalkKind, WalkResult
-
-
-def bench(dut) -> Bench:
-    return Bench(dut, random.Random(int(os.environ["SEED"])))
-
-
-def rows_of(host: Bench, array: int, kind: WalkKind) -> list[int]:
-    """Rows of ``array`` that were walked, in order."""
-    return [row.row for row in host.log if row.array == array and row.kind == kind]
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -57,7 +46,7 @@ async def rebuilds_members(dut):
     job = await host.job(array)
     assert job["state"] == JobState.DONE and job["row"] == ROWS and job["kind"] == WalkKind.REBUILD
     assert 0 < job["began"] < job["ended"] <= host.cycle
-    assert rows_of(host, array, WalkKind.REBUILD) == list(range(ROWS))
+    assert host.rows_of(WalkKind.REBUILD, array) == list(range(ROWS))
     assert host.state(array) == ArrayState.OPTIMAL and host.news == 2
     assert not sample(dut.drives__used) >> 1 & 1
     # The new drive is lost again while it is rebuilt; then the job has failed.
@@ -89,8 +78,8 @@ async def rebuilds_members(dut):
     await host.rest()
     job = await host.job(array)
     assert job["state"] == JobState.DONE and host.state(array) == ArrayState.OPTIMAL
-    assert set(rows_of(host, array, WalkKind.REBUILD)) == set(range(ROWS))
-    assert rows_of(host, array, WalkKind.REBUILD).count(7) == 2
+    assert set(host.rows_of(WalkKind.REBUILD, array)) == set(range(ROWS))
+    assert host.rows_of(WalkKind.REBUILD, array).count(7) == 2
     words = await host.words(Section.LOST, 0)
     assert words[0] == 1 << 31 | array << 8 | WalkKind.REBUILD.value << 4 | WalkResult.LOST.value
     assert words[1:4] == [5, 9, 0]
@@ -123,7 +112,7 @@ async def members_come_back(dut):
     dut.identity__2.value = 3
     await host.good(**back)
     await host.rest()
-    assert rows_of(host, array, WalkKind.REBUILD) == [7, 8, 23]
+    assert host.rows_of(WalkKind.REBUILD, array) == [7, 8, 23]
     job = await host.job(array)
     assert job["state"] == JobState.DONE and job["row"] == ROWS and job["marked"] == 3
     assert host.state(array) == ArrayState.OPTIMAL and not sample(dut.drives__stale)
@@ -141,7 +130,7 @@ async def members_come_back(dut):
     assert (await host.job(0))["marked"] == 0
     host.paused = False
     await host.rest()
-    assert rows_of(host, array, WalkKind.REBUILD) == list(range(ROWS))
+    assert host.rows_of(WalkKind.REBUILD, array) == list(range(ROWS))
     # A new array has nothing marked; with a job that writes, what that has written is.
     await host.good(ManageOpcode.DELETE_ARRAY, array=array)
     assert await host.create(Level.RAID5, 0, 1, 2) == array
@@ -173,7 +162,7 @@ async def spares_step_in(dut):
     host.pull(3)
     await host.rest()
     assert sample(dut.drives__used) & 0xFF == 0b01010111, f"{sample(dut.drives__used):#b}"
-    assert rows_of(host, second, WalkKind.REBUILD)
+    assert host.rows_of(WalkKind.REBUILD, second)
     assert host.state(second) == ArrayState.OPTIMAL
     host.pull(1)
     await host.rest()
@@ -210,7 +199,7 @@ async def a_second_spare_waits_for_the_first(dut):
     host.paused = False
     await host.rest()
     assert host.state(array) == ArrayState.OPTIMAL and not sample(dut.drives__stale)
-    assert rows_of(host, array, WalkKind.REBUILD) == [*range(ROWS), *range(ROWS)]
+    assert host.rows_of(WalkKind.REBUILD, array) == [*range(ROWS), *range(ROWS)]
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -237,9 +226,9 @@ async def jobs_take_turns(dut):
     await host.rest(cycles=60_000)
     order = [row.array for row in host.log]
     assert sum(a != b for a, b in itertools.pairwise(order)) >= 4, "no turns"
-    assert rows_of(host, arrays[0], WalkKind.REPAIR) == list(range(700))
+    assert host.rows_of(WalkKind.REPAIR, arrays[0]) == list(range(700))
     # A mirrored row for each pair; a turn may end between the two, and begins with the first.
-    pairs = rows_of(host, arrays[1], WalkKind.PATROL)
+    pairs = host.rows_of(WalkKind.PATROL, arrays[1])
     assert pairs == sorted(pairs) and set(pairs) == set(range(100, 700))
     assert 1200 <= len(pairs) <= 1210
     bad = [row for row in range(700) if row % 16 == 3]
@@ -288,10 +277,10 @@ async def jobs_are_started_stopped_and_refused(dut):
     await host.rest()
     job = await host.job(array)
     assert job["state"] == JobState.STOPPED and 0 < job["row"] < ROWS
-    assert rows_of(host, array, WalkKind.CHECK) == list(range(job["row"]))
+    assert host.rows_of(WalkKind.CHECK, array) == list(range(job["row"]))
     await host.good(**check, array=array, resume=1)
     await host.rest()
-    assert rows_of(host, array, WalkKind.CHECK) == list(range(ROWS))
+    assert host.rows_of(WalkKind.CHECK, array) == list(range(ROWS))
     # Zeros only where there is no volume, and none while they are written.
     volume = await host.good(ManageOpcode.CREATE_VOLUME, array=plain)
     assert await host.change(**zero, array=plain) == ManageStatus.IN_USE
@@ -302,7 +291,7 @@ async def jobs_are_started_stopped_and_refused(dut):
     assert await host.change(**on_zeroes) == ManageStatus.JOB_RUNNING
     host.paused = False
     await host.rest()
-    assert len(rows_of(host, plain, WalkKind.ZERO)) == 2 * ROWS
+    assert len(host.rows_of(WalkKind.ZERO, plain)) == 2 * ROWS
     await host.good(**on_zeroes)
     # A member of an array that has lost too much, or nothing.
     replace = {"opcode": ManageOpcode.REPLACE, "port": 5}
@@ -317,7 +306,7 @@ async def jobs_are_started_stopped_and_refused(dut):
     host.log.clear()
     array = await host.create(Level.RAID5, 0, 1, 2, assumed=0)
     await host.rest()
-    assert rows_of(host, array, WalkKind.RESYNC) == list(range(ROWS))
+    assert host.rows_of(WalkKind.RESYNC, array) == list(range(ROWS))
     assert (await host.job(array))["state"] == JobState.DONE
 
 
@@ -369,7 +358,7 @@ async def what_is_refused_undoes_nothing(dut):
     assert await host.boundary(array) == 0 and sample(dut.drives__stale) == 0b11000000
     host.paused = False
     await host.rest()
-    assert rows_of(host, array, WalkKind.REBUILD) == list(range(ROWS + 8))
+    assert host.rows_of(WalkKind.REBUILD, array) == list(range(ROWS + 8))
     assert host.state(array) == ArrayState.OPTIMAL
 
 
@@ -504,7 +493,7 @@ async def rebuilds_stop_past_tolerance(dut):
     await host.rest()
     job = await host.job(array)
     assert (job["state"], job["kind"], job["row"]) == (JobState.DONE, WalkKind.SALVAGE, ROWS)
-    assert rows_of(host, array, WalkKind.SALVAGE)[0] == boundary
+    assert host.rows_of(WalkKind.SALVAGE, array)[0] == boundary
     assert job["found"][2] >= ROWS - boundary - 4
     # What is left is a member that is missing, and can be replaced.
     assert host.state(array) == ArrayState.DEGRADED and not sample(dut.drives__stale)
@@ -571,7 +560,7 @@ async def dedicated_spares_go_with_their_array(dut):
     assert await host.create(Level.RAID5, 0, 1, 2) == array
     host.pull(1)
     await host.rest()
-    assert host.state(array) == ArrayState.DEGRADED and not rows_of(host, array, WalkKind.REBUILD)
+    assert host.state(array) == ArrayState.DEGRADED and not host.rows_of(WalkKind.REBUILD, array)
     await host.create(Level.JBOD, 6)
     host.pull(3)
     await host.rest()

@@ -1,13 +1,11 @@
 """Migrations on the tables: begun, ended in each way there is, refused; spares."""
 
-import os
-import random
 
 import cocotb
 import pytest
 from cocotb.triggers import ClockCycles, RisingEdge
 
-from cocotb_tests.background.background_bench import CONFIG, ROWS, Assembly, Bench
+from cocotb_tests.background.background_bench import CONFIG, ROWS, Assembly, Bench, begin
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import sample
 from hdl.background.jobs import JobState
@@ -18,14 +16,9 @@ from hdl.flow.manage import ManageOpcode, ManageStatus, MigrationEnd
 from hdl.flow.walk import WalkKind, WalkResult
 
 
-def rows_of(host: Bench, kind: WalkKind) -> list[int]:
-    return [row.row for row in host.log if row.kind == kind]
-
-
-async def begin(dut, *, drives: int = 7) -> tuple[Bench, int]:
+async def begin_raid5(dut, *, drives: int = 7) -> tuple[Bench, int]:
     """A RAID 5 of ports 0 to 2."""
-    host = Bench(dut, random.Random(int(os.environ["SEED"])))
-    await host.begin(drives)
+    host = await begin(dut, drives=drives)
     return host, await host.create(Level.RAID5, 0, 1, 2)
 
 
@@ -54,7 +47,7 @@ def used(dut) -> int:
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def moves_members(dut):
     """The array is optimal all the time; then the old drive is free, or a spare."""
-    host, array = await begin(dut)
+    host, array = await begin_raid5(dut)
     for spare in (0, 1):
         host.log.clear()
         old, new = (1, 5) if not spare else (5, 1)
@@ -67,7 +60,7 @@ async def moves_members(dut):
         await host.rest()
         job = await host.job(array)
         assert (job["state"], job["kind"], job["row"]) == (JobState.DONE, WalkKind.MIGRATE, ROWS)
-        assert rows_of(host, WalkKind.MIGRATE) == list(range(ROWS))
+        assert host.rows_of(WalkKind.MIGRATE) == list(range(ROWS))
         assert used(dut) == 0b101 | 1 << new and not sample(dut.drives__stale)
         assert host.state(array) == ArrayState.OPTIMAL and not host.news
         # What was the member is nothing to the array any more, the new one is.
@@ -82,13 +75,13 @@ async def moves_members(dut):
     host.pull(1)
     await host.rest()
     assert used(dut) == 0b100101 and host.state(array) == ArrayState.OPTIMAL
-    assert rows_of(host, WalkKind.REBUILD) == list(range(ROWS))
+    assert host.rows_of(WalkKind.REBUILD) == list(range(ROWS))
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def ends_badly(dut):
     """The migration target fails, or the host ends it: nothing of it is left."""
-    host, array = await begin(dut)
+    host, array = await begin_raid5(dut)
     for way in ("pull", "refuse", "stop"):
         await half_way(host, array)
         if way == "pull":
@@ -113,13 +106,13 @@ async def ends_badly(dut):
     host.log.clear()
     await host.good(**migrate(array, 1, 5))
     await host.rest()
-    assert rows_of(host, WalkKind.MIGRATE) == list(range(ROWS))
+    assert host.rows_of(WalkKind.MIGRATE) == list(range(ROWS))
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def the_member_fails(dut):
     """The migration target is the member at once, and the rest of it is rebuilt."""
-    host, array = await begin(dut)
+    host, array = await begin_raid5(dut)
     await host.good(ManageOpcode.ADD_SPARE, port=6)
     await half_way(host, array)
     boundary = await host.boundary(array)
@@ -135,7 +128,7 @@ async def the_member_fails(dut):
     await host.rest()
     job = await host.job(array)
     assert (job["state"], job["kind"], job["row"]) == (JobState.DONE, WalkKind.REBUILD, ROWS)
-    migrated, rebuilt = rows_of(host, WalkKind.MIGRATE), rows_of(host, WalkKind.REBUILD)
+    migrated, rebuilt = host.rows_of(WalkKind.MIGRATE), host.rows_of(WalkKind.REBUILD)
     assert sorted({*migrated, *rebuilt}) == list(range(ROWS)) and rebuilt[0] >= boundary
     assert host.state(array) == ArrayState.OPTIMAL and host.news == 2
     assert used(dut) == 0b100101, "a spare has stepped in"
@@ -149,13 +142,13 @@ async def the_member_fails(dut):
     host.paused = False
     await host.rest()
     assert used(dut) == 0b1000101 and host.state(array) == ArrayState.OPTIMAL
-    assert rows_of(host, WalkKind.REBUILD) == list(range(ROWS))
+    assert host.rows_of(WalkKind.REBUILD) == list(range(ROWS))
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def another_member_fails(dut):
     """A spare waits for the end of a migration."""
-    host, array = await begin(dut)
+    host, array = await begin_raid5(dut)
     await host.good(ManageOpcode.ADD_SPARE, port=6)
     await half_way(host, array)
     host.pull(2)
@@ -163,15 +156,15 @@ async def another_member_fails(dut):
     assert not sample(dut.drives__stale) and host.state(array) == ArrayState.DEGRADED
     host.paused = False
     await host.rest()
-    assert rows_of(host, WalkKind.MIGRATE) == list(range(ROWS))
-    assert rows_of(host, WalkKind.REBUILD) == list(range(ROWS))
+    assert host.rows_of(WalkKind.MIGRATE) == list(range(ROWS))
+    assert host.rows_of(WalkKind.REBUILD) == list(range(ROWS))
     assert used(dut) == 0b1100001 and host.state(array) == ArrayState.OPTIMAL
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def nobody_gets_a_drive_that_is_written(dut):
     """What a migration leaves is anybody's, a spare too, once nobody is inside for its array."""
-    host, array = await begin(dut)
+    host, array = await begin_raid5(dut)
     host.log.clear()
     dut.occupied.value = 1
     await host.good(**migrate(array, 1, 5, spare=1))
@@ -203,14 +196,14 @@ async def nobody_gets_a_drive_that_is_written(dut):
 async def the_last_writes_count(dut):
     """Rows that began before the end of a migration are refused, or not, by the new member.
     Or it may have lost them, as it restarts."""
-    host, _ = await begin(dut)
+    host, _ = await begin_raid5(dut)
     array = await host.create(Level.JBOD, 3)
     new = 5
     for delay in (*range(0, 60, 2), 200, 400, 199, 401, None):
         host.log.clear()
         dut.occupied.value = 1
         await host.good(**migrate(array, 0, new))
-        await host.until(lambda: len(rows_of(host, WalkKind.MIGRATE)) == ROWS, "rows")
+        await host.until(lambda: len(host.rows_of(WalkKind.MIGRATE)) == ROWS, "rows")
         await host.until(lambda: not host.out, "the last rows")
         if delay is not None:
             await ClockCycles(dut.clk, delay)
@@ -244,7 +237,7 @@ async def the_last_writes_count(dut):
 async def the_member_restarts(dut):
     """It may have lost what the other drive has, so all is migrated anew. But that is not so
     once the other one is the member."""
-    host, _ = await begin(dut)
+    host, _ = await begin_raid5(dut)
     array = await host.create(Level.JBOD, 3)
     old, new = 3, 5
     walked = []
@@ -270,7 +263,7 @@ async def the_member_restarts(dut):
         await host.rest()
         job = await host.job(array)
         assert job["state"] == JobState.DONE and used(dut) == 0b111 | 1 << new, delay
-        rows = rows_of(host, WalkKind.MIGRATE)
+        rows = host.rows_of(WalkKind.MIGRATE)
         walked.append(len(rows) - before)
         assert rows[-ROWS:] == list(range(ROWS)), delay
         old, new = new, old
@@ -280,7 +273,7 @@ async def the_member_restarts(dut):
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def migrations_are_refused(dut):
-    host, array = await begin(dut)
+    host, array = await begin_raid5(dut)
     other = await host.create(Level.JBOD, 3)
     await host.good(ManageOpcode.ADD_SPARE, port=6)
     dut.capacity__4.value = 200
@@ -314,11 +307,11 @@ async def migrations_are_refused(dut):
 async def members_without_redundancy(dut):
     """A JBOD is moved; lost half-way, what was migrated is kept. The rest is given up and told
     as lost when the host says so."""
-    host, _ = await begin(dut)
+    host, _ = await begin_raid5(dut)
     array = await host.create(Level.JBOD, 3)
     await host.good(**migrate(array, 0, 5))
     await host.rest()
-    assert used(dut) == 0b100111 and rows_of(host, WalkKind.MIGRATE) == list(range(ROWS))
+    assert used(dut) == 0b100111 and host.rows_of(WalkKind.MIGRATE) == list(range(ROWS))
     host.log.clear()
     host.judge = lambda row: (
         (WalkResult.LOST, 1) if row.kind == WalkKind.SALVAGE else (WalkResult.GOOD, 0)
@@ -332,20 +325,20 @@ async def members_without_redundancy(dut):
     job = await host.job(array)
     assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.REBUILD)
     assert host.state(array) == ArrayState.FAILED and used(dut) == 0b001111
-    assert not rows_of(host, WalkKind.REBUILD) and sample(dut.drives__stale) == 1 << 3
+    assert not host.rows_of(WalkKind.REBUILD) and sample(dut.drives__stale) == 1 << 3
     salvage = {"opcode": ManageOpcode.START_JOB, "kind": WalkKind.SALVAGE.value}
     await host.good(**salvage, array=array)
     await host.rest()
     job = await host.job(array)
     assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.SALVAGE)
-    assert job["found"][2] == len(rows_of(host, WalkKind.SALVAGE)) > 0
+    assert job["found"][2] == len(host.rows_of(WalkKind.SALVAGE)) > 0
     assert used(dut) == 0b001111 and host.state(array) == ArrayState.OPTIMAL
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def drives_that_do_not_flush_are_not_trusted(dut):
     """A migration that its drive does not store is given up, and so is a rebuild."""
-    host, array = await begin(dut)
+    host, array = await begin_raid5(dut)
     dut.refusing.value = 1 << 5
     await host.good(**migrate(array, 1, 5))
     await host.rest()

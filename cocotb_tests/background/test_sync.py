@@ -1,15 +1,13 @@
 """Which rows of an array are in sync: jobs that make them so, spares that wait for it, and arrays
 that are made with a member missing, on the tables and background work together."""
 
-import os
-import random
 
 import cocotb
 import pytest
 from amaranth.hdl import Module
 from cocotb.triggers import FallingEdge, RisingEdge
 
-from cocotb_tests.background.background_bench import ROWS, Assembly, Bench
+from cocotb_tests.background.background_bench import ROWS, Assembly, Bench, bench
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import sample
 from hdl.background.background import Background
@@ -21,15 +19,6 @@ from hdl.flow.manage import ManageOpcode, ManageStatus
 from hdl.flow.walk import WalkKind, WalkResult
 
 START = {"opcode": ManageOpcode.START_JOB}
-
-
-def bench(dut) -> Bench:
-    return Bench(dut, random.Random(int(os.environ["SEED"])))
-
-
-def rows_of(host: Bench, array: int, kind: WalkKind) -> list[int]:
-    """Rows of ``array`` that were walked, in order."""
-    return [row.row for row in host.log if row.array == array and row.kind == kind]
 
 
 def kinds_of(host: Bench) -> list[WalkKind]:
@@ -72,7 +61,7 @@ async def arrays_begin_with_a_resync(dut):
     # The last of them is that all rows are right, and not on the drives yet.
     assert len(seen) > 4 and max(seen) == ROWS
     await host.rest()
-    assert rows_of(host, array, WalkKind.RESYNC) == list(range(ROWS))
+    assert host.rows_of(WalkKind.RESYNC, array) == list(range(ROWS))
     job = await host.job(array)
     assert job["state"] == JobState.DONE and job["in_sync"] and not job["assumed"]
     job = await host.job(other)
@@ -106,7 +95,7 @@ async def a_wrong_array_is_deleted(dut):
     # Nothing of them is walked any more, and the drives are free.
     array = await host.create(Level.RAID6, *range(8), assumed=0)
     await host.rest()
-    assert rows_of(host, array, WalkKind.RESYNC) == list(range(ROWS))
+    assert host.rows_of(WalkKind.RESYNC, array) == list(range(ROWS))
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -128,7 +117,7 @@ async def what_is_asked_for_is_what_is_done(dut):
     assert job["state"] == JobState.NONE and job["in_sync"] and not job["assumed"]
     mirror = await host.create(Level.RAID1, 5, 6, assumed=0, initialise=1)
     await host.rest()
-    assert rows_of(host, mirror, WalkKind.RESYNC) == list(range(ROWS))
+    assert host.rows_of(WalkKind.RESYNC, mirror) == list(range(ROWS))
     assert (await host.job(mirror))["in_sync"]
     host.log.clear()
     array = await host.create(Level.RAID5, 0, 1, 2, assumed=0, zero=1)
@@ -157,7 +146,7 @@ async def the_boundary_only_rises(dut):
         host.log.clear()
         await host.good(**START, array=array, kind=WalkKind.RESYNC.value, **fields)
         later = await stop_after(host, array, 2)
-        assert rows_of(host, array, WalkKind.RESYNC)[0] == first
+        assert host.rows_of(WalkKind.RESYNC, array)[0] == first
         assert later is not None and first < later
         first = later
     # From an earlier row on.
@@ -166,7 +155,7 @@ async def the_boundary_only_rises(dut):
     await host.good(**START, array=array, kind=WalkKind.RESYNC.value)
     host.paused = False
     assert await stop_after(host, array, 2) == first
-    assert rows_of(host, array, WalkKind.RESYNC)[0] == 0
+    assert host.rows_of(WalkKind.RESYNC, array)[0] == 0
     await host.good(**START, array=array, kind=WalkKind.RESYNC.value, start=first)
     await host.rest()
     assert await boundary(host, array) is None
@@ -225,8 +214,8 @@ async def spares_wait_for_the_resync(dut):
     host.late = 0.5
     await host.rest()
     assert kinds_of(host) == [WalkKind.RESYNC, WalkKind.REBUILD]
-    assert rows_of(host, array, WalkKind.RESYNC) == list(range(ROWS))
-    assert rows_of(host, array, WalkKind.REBUILD) == list(range(ROWS))
+    assert host.rows_of(WalkKind.RESYNC, array) == list(range(ROWS))
+    assert host.rows_of(WalkKind.REBUILD, array) == list(range(ROWS))
     job = await host.job(array)
     assert job["in_sync"] and host.state(array) == ArrayState.OPTIMAL
     # Of an array that is in sync a resync gives way.
@@ -237,7 +226,7 @@ async def spares_wait_for_the_resync(dut):
     host.pull(0)
     await host.rest()
     assert kinds_of(host) == [WalkKind.RESYNC, WalkKind.REBUILD]
-    assert len(rows_of(host, array, WalkKind.RESYNC)) < ROWS
+    assert len(host.rows_of(WalkKind.RESYNC, array)) < ROWS
     assert host.state(array) == ArrayState.OPTIMAL
 
 
@@ -260,12 +249,12 @@ async def members_are_rebuilt_after_the_rest_is_in_sync(dut):
     await host.good(**START, array=array, kind=WalkKind.REBUILD.value)
     await host.rest()
     assert kinds_of(host) == [WalkKind.RESYNC, WalkKind.REBUILD]
-    assert set(rows_of(host, array, WalkKind.RESYNC)) >= set(range(first, ROWS))
-    assert rows_of(host, array, WalkKind.REBUILD) == list(range(ROWS))
+    assert set(host.rows_of(WalkKind.RESYNC, array)) >= set(range(first, ROWS))
+    assert host.rows_of(WalkKind.REBUILD, array) == list(range(ROWS))
     assert (await host.job(array))["in_sync"] and host.state(array) == ArrayState.OPTIMAL
     # Past tolerance it fails, and goes no further.
     second = await host.create(Level.RAID5, 5, 6, 7, assumed=0)
-    await host.until(lambda: len(rows_of(host, second, WalkKind.RESYNC)) > 5, "rows")
+    await host.until(lambda: len(host.rows_of(WalkKind.RESYNC, second)) > 5, "rows")
     host.pull(5, 6)
     await host.rest()
     job = await host.job(second)
@@ -288,7 +277,7 @@ async def migrations_of_arrays_that_are_not_in_sync(dut):
     host.pull(4)
     await host.rest()
     assert kinds_of(host) == [WalkKind.MIGRATE, WalkKind.RESYNC, WalkKind.REBUILD]
-    assert rows_of(host, array, WalkKind.RESYNC) == list(range(ROWS))
+    assert host.rows_of(WalkKind.RESYNC, array) == list(range(ROWS))
     assert (await host.job(array))["in_sync"] and host.state(array) == ArrayState.OPTIMAL
 
 
@@ -313,7 +302,7 @@ async def arrays_are_made_with_members_missing(dut):
     assert host.state(array) == ArrayState.PARTIALLY_DEGRADED
     await host.good(ManageOpcode.REPLACE, array=array, position=3, port=6)
     await host.rest()
-    assert rows_of(host, array, WalkKind.REBUILD) == list(range(ROWS))
+    assert host.rows_of(WalkKind.REBUILD, array) == list(range(ROWS))
     assert host.state(array) == ArrayState.OPTIMAL
     # A spare does the same by itself.
     host.log.clear()

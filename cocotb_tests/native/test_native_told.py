@@ -22,69 +22,6 @@ from sw.driver.queue import QueueStoppedError
 SEED = int(os.environ.get("SEED") or "1")
 
 
-async def flush_over_a_restart(card: Card, *, wait: int, other_volume: bool) -> tuple[int, int]:
-    """Status of a Flush that waits in the port of a drive as that restarts, while another Flush, of
-    the same volume or another one, is told what is lost; and how many blocks are."""
-    nvme, transport = card.nvme, card.card.transport
-    memory, address, blocks = transport.memory, card.buffer(1), 48
-    statuses: list[int] = []
-
-    async def flush(volume: int) -> None:
-        try:
-            await nvme.flush(volume, volume % 2)
-        except NvmeError as error:
-            statuses.append(error.status)
-        else:
-            statuses.append(0)
-
-    async def read(volume: int, block: int, buffer: int) -> None:
-        with suppress(NvmeError):
-            await nvme.read(volume, block, 1, buffer, 1)
-
-    array = await raid.create_array(nvme, Level.RAID0, range(3), strip_kib=4)
-    volume = await raid.create_volume(nvme, array, 0, 256)
-    other = await raid.create_volume(nvme, array, 256)
-    for block in range(blocks):
-        memory.write(address, bytes([block + 1]) * 4096)
-        await nvme.write(volume, block, 1, address, 0)
-    for number in range(32):
-        transport.spawn(read(volume, 100 + 3 * number, card.buffer(1)))
-    await transport.sleep(2_000)
-    transport.spawn(flush(volume))
-    await transport.sleep(wait)
-    card.harness.restart_drive(1)
-    await transport.sleep(1_000)
-    with suppress(NvmeError):
-        await nvme.flush(other if other_volume else volume, 1)
-    while not statuses:
-        await transport.sleep(10_000)
-    lost = 0
-    for block in range(blocks):
-        await nvme.read(volume, block, 1, address, 0)
-        lost += memory.read(address, 4096) != bytes([block + 1]) * 4096
-    return statuses[0], lost
-
-
-@pytest.mark.parametrize("other_volume", [False, True])
-def test_a_flush_that_waited_over_a_restart_has_not_stored(other_volume):
-    """The drive is believed again once somebody has been told. That Flush is not: what it was meant
-    for may be lost."""
-    seen = 0
-    for wait in range(1_000, 9_000, 2_000):
-        with Card([SLOWER] * 8, seed=SEED, config=USUAL) as card:
-            scenario = flush_over_a_restart(card, wait=wait, other_volume=other_volume)
-            status, lost = card.run(scenario)
-            assert not lost or status, f"{wait}: {lost} blocks"
-            seen += lost
-    assert seen, "nothing was lost, so nothing is shown"
-
-
-SLOW_MIDDLE = [
-    replace(SLOWER, latency_ps=us * MICROSECOND) for us in (5, 60, 5, 20, 20, 20, 20, 20)
-]
-"""A Flush waits for the second drive only."""
-
-
 async def written(card: Card, blocks: int) -> int:
     """A RAID 0 with a volume that has blocks in its caches; its namespace."""
     await raid.create_array(card.nvme, Level.RAID0, range(3), strip_kib=4)
@@ -112,6 +49,52 @@ async def flush(card: Card, volume: int, queue: int, statuses: list[int]) -> Non
         statuses.append(error.status)
     else:
         statuses.append(0)
+
+
+async def flush_over_a_restart(card: Card, *, wait: int, other_volume: bool) -> tuple[int, int]:
+    """Status of a Flush that waits in the port of a drive as that restarts, while another Flush, of
+    the same volume or another one, is told what is lost; and how many blocks are."""
+    nvme, transport = card.nvme, card.card.transport
+    blocks = 48
+    statuses: list[int] = []
+
+    async def read(volume: int, block: int, buffer: int) -> None:
+        with suppress(NvmeError):
+            await nvme.read(volume, block, 1, buffer, 1)
+
+    volume = await written(card, blocks)
+    other = await raid.create_volume(nvme, 0, 256)
+    for number in range(32):
+        transport.spawn(read(volume, 100 + 3 * number, card.buffer(1)))
+    await transport.sleep(2_000)
+    transport.spawn(flush(card, volume, 0, statuses))
+    await transport.sleep(wait)
+    card.harness.restart_drive(1)
+    await transport.sleep(1_000)
+    await flush(card, other if other_volume else volume, 1, [])
+    while not statuses:
+        await transport.sleep(10_000)
+    return statuses[0], await missing(card, volume, blocks)
+
+
+@pytest.mark.parametrize("other_volume", [False, True])
+def test_a_flush_that_waited_over_a_restart_has_not_stored(other_volume):
+    """The drive is believed again once somebody has been told. That Flush is not: what it was meant
+    for may be lost."""
+    seen = 0
+    for wait in range(1_000, 9_000, 2_000):
+        with Card([SLOWER] * 8, seed=SEED, config=USUAL) as card:
+            scenario = flush_over_a_restart(card, wait=wait, other_volume=other_volume)
+            status, lost = card.run(scenario)
+            assert not lost or status, f"{wait}: {lost} blocks"
+            seen += lost
+    assert seen, "nothing was lost, so nothing is shown"
+
+
+SLOW_MIDDLE = [
+    replace(SLOWER, latency_ps=us * MICROSECOND) for us in (5, 60, 5, 20, 20, 20, 20, 20)
+]
+"""A Flush waits for the second drive only."""
 
 
 @pytest.mark.parametrize("before_ns", [0, 400])

@@ -52,6 +52,8 @@ def config_of(width: int, shim: str = "ultrascale", straddle: bool = True) -> Co
 
 SHIMS = {"ultrascale": UltrascaleShim, "series7": Series7Shim}
 HOSTS = {"ultrascale": PcieHost, "series7": Series7Host}
+SHIM_WIDTH = {"ultrascale": 256, "series7": 64}
+"""A width that each shim has."""
 SHIM = os.environ.get("SHIM", "ultrascale")
 CONFIG = config_of(
     int(os.environ.get("WIDTH", "256")), SHIM, bool(int(os.environ.get("STRADDLE", "1")))

@@ -13,6 +13,7 @@ from cocotb_tests.pcie.pcie_bench import (
     CONFIG,
     PACKET_BEATS,
     SHIM,
+    SHIM_WIDTH,
     SHIMS,
     TIMEOUT,
     Bench,
@@ -37,8 +38,6 @@ LINK_BYTES = {256: 8e9 * 8 * 128 / 130 / 8 / 250e6, 512: 8e9 * 16 * 128 / 130 / 
 
 LINK_OVERHEAD = 20
 """Bytes around the payload of a completion."""
-
-SHIM_WIDTH = {"ultrascale": 256, "series7": 64}
 
 ANSWER_CYCLES = 120
 """From a register's answer to its completion at the block: two TLPs of 256 bytes at 64 bits."""

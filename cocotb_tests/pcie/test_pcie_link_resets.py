@@ -4,13 +4,19 @@ import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.pcie.pcie_bench import CONFIG, TIMEOUT, Bench, EndpointTop, copy, run_endpoint
+from cocotb_tests.pcie.pcie_bench import (
+    CONFIG,
+    SHIM_WIDTH,
+    TIMEOUT,
+    Bench,
+    EndpointTop,
+    copy,
+    run_endpoint,
+)
 from cocotb_tests.pcie.pcie_host import PAGE_BYTES
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import sample, wait_until
 from hdl.flow.host_memory import Kind
-
-SHIM_WIDTH = {"ultrascale": 256, "series7": 64}
 
 
 @cocotb.test(timeout_time=3, timeout_unit="ms")

@@ -200,7 +200,7 @@ class ArrayTables(wiring.Component):
         self._named_port = self._request.drives.bit_select(self._at_port, 1)
         self._blocks = Signal(BLOCK_NUMBER_BITS)
         self._smallest = Signal(BLOCK_NUMBER_BITS)
-        # Bit a position: no drive is there. SETTLE has another use for these bits.
+        # Bit a position: no drive is there.
         self._gone = Signal(MAX_DRIVES)
 
         # The array of the change, and what follows a new volume.
@@ -216,7 +216,7 @@ class ArrayTables(wiring.Component):
         self._pause = Signal(range(REWIND_CYCLES))
         # SETTLE: the live drives of the array; those of them that have been rebuilt.
         self._written = Signal(MAX_DRIVES)
-        self._rebuilt = self._gone
+        self._rebuilt = Signal(MAX_DRIVES)
         # END_MIGRATION: the ports of the member before and of the one that takes its place; whether
         # it does, and is stale then.
         self._migrated_from = Signal(config.port_bits)
