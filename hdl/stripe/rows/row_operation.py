@@ -85,6 +85,7 @@ class RowOperation(wiring.Component):
         m = Module()
         walks = program.walk.any
         into_joined = program.fills & program.joined.bit_select(self.role, 1)
+        recovers = program.kind == RowKind.RECOVER
         follows = self.writing | walks | program.gathered
         wrap = Mux(target.wrapped, 1 << program.strip_shift, 0)
         m.d.comb += [
@@ -92,7 +93,8 @@ class RowOperation(wiring.Component):
             self.has_line.eq(1),
             sent.port.eq(target.port),
             sent.opcode.eq(Mux(self.writing, Opcode.WRITE, Opcode.READ)),
-            sent.fua.eq(program.fua & (self.writing | (program.kind == RowKind.RECOVER))),
+            # What fills a block for a write is not read for the host.
+            sent.fua.eq(program.fua & (self.writing | (recovers & ~program.fills))),
             sent.more.eq(follows & program.more & ~self.resending),
             sent.alone.eq(self.resending),
             sent.block.eq(program.row + DATA_OFFSET_BLOCKS + wrap),
