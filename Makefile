@@ -70,7 +70,7 @@ types: $(STAMP) ## pyright
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV) -m pyright
 
 unit: $(STAMP) ## unit tests: cocotb on Verilator, reference models, proofs; without slow ones
-	$(PYTEST) $(PARALLEL) -m "not slow"
+	$(PYTEST) $(PARALLEL) -m "not slow" --durations 20
 
 formal: $(STAMP) ## all registered proofs
 	$(VENV) -m sim.formal
@@ -88,7 +88,7 @@ test: lint types smoke unit ## what every change must pass; ends with pytest's s
 
 test-full: lint types smoke ## as test, slow tests too (as root it installs what only those use)
 	@FULL=1 tools/setup.sh
-	$(PYTEST) $(PARALLEL)
+	$(PYTEST) $(PARALLEL) --durations 20
 	$(VENV) -m campaign --runs $(RUNS) --processes $(PROCESSES) \
 		$(if $(SEED),--seed $(SEED))
 
