@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from campaign.sizes import USUAL
-from cocotb_tests.native.native_card import PORTS, Card, Volume
+from cocotb_tests.native.native_card import PORTS, WITHOUT_SHARES, Card, Volume
 from cocotb_tests.native.native_forgetful import FORGETFUL, ROWS, SLOWER
 from cocotb_tests.native.native_jobs import POLL_NS, POLLS, finished, replaced
 from hdl.background.jobs import JobState
@@ -93,16 +93,12 @@ def test_nothing_lands_in_the_next_array(level, members):
         card.finish(other)
 
 
-FEW_SLOTS = replace(USUAL, queue_depth=64, array_shares=False)
-"""Its queues hold more commands than it has slots."""
-
-
 @pytest.mark.parametrize("waiting", [20, 60])
 def test_nothing_lands_in_the_next_volume(waiting):
     """Commands of an array that hangs have all slots; others wait in the inbox and in the queues
     for them. Their volume is deleted and created again, with other sectors: none of them finds it.
     """
-    with Card([FAST] * PORTS, seed=SEED, config=FEW_SLOTS) as card:
+    with Card([FAST] * PORTS, seed=SEED, config=WITHOUT_SHARES) as card:
         hung = card.run(card.create(Level.RAID0, range(2)))
         old = card.run(card.create(Level.RAID1, range(4, 6)))
         statuses: list[int] = []
@@ -126,7 +122,7 @@ def test_nothing_lands_in_the_next_volume(waiting):
             transport = card.card.transport
             for port in hung.ports:
                 card.harness.drive_fault(port, deaf=True)
-            for number in range(FEW_SLOTS.commands):
+            for number in range(WITHOUT_SHARES.commands):
                 transport.spawn(read(number))
             await transport.sleep(50_000)
             for number in range(waiting):
@@ -139,7 +135,7 @@ def test_nothing_lands_in_the_next_volume(waiting):
             before = contents(card, range(4, 6))
             address = card.buffer(1)
             await card.nvme.read(old.namespace, 0, 8, address, 0, 512)
-            while len(statuses) < waiting or ended < FEW_SLOTS.commands:
+            while len(statuses) < waiting or ended < WITHOUT_SHARES.commands:
                 await transport.sleep(100_000)
             assert set(statuses) == {INVALID_FIELD}, statuses
             assert contents(card, range(4, 6)) == before, "old writes have landed"

@@ -1,13 +1,12 @@
 """The whole controller on a link that makes trouble, and what its drives are told and keep."""
 
 import os
-from dataclasses import replace
 from operator import xor
 
 import pytest
 
 from campaign.sizes import USUAL
-from cocotb_tests.native.native_card import PORTS, Card, Volume
+from cocotb_tests.native.native_card import PORTS, WITHOUT_SHARES, Card, Volume
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
 from sim.golden.nvme import DATA_TRANSFER_ERROR, WRITE_FAULT
@@ -18,8 +17,6 @@ SEED = int(os.environ.get("SEED") or "1")
 ROWS = 32
 FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND)
 FORGETFUL = FAST.changed(volatile_cache=True)
-LONG = replace(USUAL, transfer_blocks=32, array_shares=False)
-"""Commands of many rows, for which shares need more row slots."""
 
 COMMANDS = 60
 TROUBLE = LinkParameters(
@@ -223,14 +220,14 @@ async def tell_durable(card: Card, level: Level, drives: int) -> Volume:
 def test_fua_and_flush_reach_the_drives(level, drives):
     """Every block that a write with FUA changes is written with FUA, parity too, and no other; a
     flush reaches each live member, and no other drive."""
-    with Card([FAST] * PORTS, seed=SEED, config=LONG) as card:
+    with Card([FAST] * PORTS, seed=SEED, config=WITHOUT_SHARES) as card:
         card.finish(card.run(tell_durable(card, level, drives)))
 
 
 @pytest.mark.parametrize("lost", ["fua", "flush"])
 def test_lost_durability_is_found(lost, monkeypatch):
     """The checks fail when FUA or flushes do not get to the card."""
-    with Card([FAST] * PORTS, seed=SEED, config=LONG) as card:
+    with Card([FAST] * PORTS, seed=SEED, config=WITHOUT_SHARES) as card:
         write = card.nvme.write
 
         async def plain(namespace, block, blocks, address, queue, fua, size) -> None:

@@ -29,6 +29,8 @@ MODEL_API = ("bench", "models_api")
 HARNESS = ("axis", "port", "harness", "api")
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 OPTIMISATION = ("-O2", "-march=native")
+ONCE = "-O0"
+"""Optimisation of what a simulation does once, at its beginning."""
 COMPILE = ("-std=c++17", "-fPIC", *WARNINGS, *OPTIMISATION)
 SANITIZE = (
     ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
@@ -104,7 +106,7 @@ def build_controller(
             runtime = verilator.executable().parent.parent / "include"
             system = ("-I", str(draft), "-isystem", str(model), "-isystem", str(runtime),
                       "-isystem", str(runtime / "vltstd"))
-            objects = _compile(draft, (*MODELS, *HARNESS), system)
+            objects = [*_model_objects(), *_compile(draft, HARNESS, system)]
             archives = [str(path) for path in sorted(model.glob("*.a"), reverse=True)]
             _link(draft / "library.so", [*objects, *archives], model)
     library = target / "library.so"
@@ -118,8 +120,18 @@ def build_models() -> Path:
     target = BUILD / "native" / f"models-{digest(_tools(), _sources())}"
     with verilator.build_once(target) as draft:
         if draft is not None:
-            _link(draft / "library.so", _compile(draft, (*MODELS, *MODEL_API), ()))
+            objects = [*_model_objects(), *_compile(draft, MODEL_API, ())]
+            _link(draft / "library.so", objects)
     return target / "library.so"
+
+
+def _model_objects() -> list[str]:
+    """The link and drive models, compiled. No controller is part of them."""
+    target = BUILD / "native" / f"objects-{digest(_tools(), _sources())}"
+    with verilator.build_once(target) as draft:
+        if draft is not None:
+            _compile(draft, MODELS, ())
+    return [str(target / f"{name}.o") for name in MODELS]
 
 
 def _text_of(directory: Path, suffix: str) -> str:
@@ -134,7 +146,7 @@ def _sources() -> str:
 def _tools() -> str:
     flags = re.search(r"^(?:flags|Features)\s*:.*", Path("/proc/cpuinfo").read_text(), re.M)
     return digest(verilator.toolchain().identity, flags[0] if flags else "", *COMPILE, *VERILATE,
-                  INPUTS_CHANGED_WITH_CLOCK_LOW)
+                  ONCE, INPUTS_CHANGED_WITH_CLOCK_LOW)
 
 
 def _run(command: Sequence[str], directory: Path) -> None:
@@ -158,7 +170,7 @@ def _verilate(netlist: Netlist) -> Path:
                 text = source.read_text()
                 source.write_text(text.replace(INPUTS_CHANGED, INPUTS_CHANGED_WITH_CLOCK_LOW))
             fast = " ".join(OPTIMISATION)
-            arguments = verilator.toolchain().make_arguments(fast=fast, slow="-O1", library=fast)
+            arguments = verilator.toolchain().make_arguments(fast=fast, slow=ONCE, library=fast)
             _run(["make", "-f", f"{PREFIX}.mk", *arguments, f"lib{PREFIX}"], draft)
     return target
 
