@@ -14,12 +14,15 @@ MOST_RUNS = 20
 
 
 def pytest_configure() -> None:
-    """Refuses a ``SEED`` that is none, and a checkout in which nothing can be built."""
+    """Refuses a ``SEED`` that is none, other ``WAVES`` than 0 and 1, and a checkout in which
+    nothing can be built."""
     if text := os.environ.get("SEED"):
         try:
             seed(text)
         except argparse.ArgumentTypeError as error:
             raise pytest.UsageError(f"SEED {error}") from None
+    if (waves := os.environ.get("WAVES", "")) not in ("", "0", "1"):
+        raise pytest.UsageError(f"WAVES must be 0 or 1, not {waves!r}")
     try:
         check_checkout()
     except UnusableCheckoutError as error:

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,10 @@ BAD_ARGUMENTS = 2
 INTERRUPTED = 128 + signal.SIGINT
 MOST_SEED = (1 << 32) - 1
 WIDE = 160
-NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC)
+READER_GONE = 128 + signal.SIGPIPE
+NOT_WRITABLE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC
+)  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,7 +60,8 @@ def terminal() -> Console:
 
 def program(name: str, main: Callable[[], int]) -> int:
     """The exit status of ``main``. An interruption, or a file that cannot be written, is reported
-    in one line. So is a checkout in which nothing can be built, before ``main`` begins."""
+    in one line. So is a checkout in which nothing can be built, before ``main`` begins. Nothing is
+    said if nobody reads the output any more."""
     try:
         if not {"-h", "--help"} & set(sys.argv):
             check_checkout()
@@ -67,6 +72,10 @@ def program(name: str, main: Callable[[], int]) -> int:
     except UnusableCheckoutError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return BAD_ARGUMENTS
+    except BrokenPipeError:
+        # What is still to be written as the interpreter ends would fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
     except OSError as error:
         if error.errno not in NOT_WRITABLE:
             raise
@@ -85,11 +94,11 @@ def processes(count: int) -> Iterator[ProcessPoolExecutor]:
     before = set(multiprocessing.active_children())
     handler = signal.signal(signal.SIGINT, _interrupt_once)
     try:
-        pool = ProcessPoolExecutor(count, initializer=_ignore_interrupts)
+        pool = ProcessPoolExecutor(count, initializer=ignore_interrupts)
         try:
             yield pool
         except BaseException:
-            _ignore_interrupts()
+            ignore_interrupts()
             pool.shutdown(wait=False, cancel_futures=True)
             for child in set(multiprocessing.active_children()) - before:
                 child.kill()
@@ -100,9 +109,10 @@ def processes(count: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _interrupt_once(*_) -> NoReturn:
-    _ignore_interrupts()
+    ignore_interrupts()
     raise KeyboardInterrupt
 
 
-def _ignore_interrupts() -> None:
+def ignore_interrupts() -> None:
+    """From now on Ctrl-C does nothing to this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

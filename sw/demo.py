@@ -205,6 +205,8 @@ def main() -> int:
     """Command line."""
     try:
         return run(_arguments())
+    except BrokenPipeError:
+        raise
     except OSError as error:
         print(f"demo: {error.filename}: {error.strerror}", file=sys.stderr)
     except (ValueError, isal.MissingLibraryError, NvmeError) as error:

@@ -11,7 +11,7 @@ from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
-from sim.cli import program
+from sim.cli import Parser, program
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
@@ -102,7 +102,8 @@ async def ended(card: SimulatedCard, array: int, kind: WalkKind) -> background.J
 
 
 def main() -> int:
-    """The program."""
+    """Command line."""
+    Parser(prog="example", description=__doc__.splitlines()[0]).parse_args()
     print("building the controller (minutes, the first time)", flush=True)
     drives = [Ideal(capacity=CAPACITY, latency_ps=20 * MICROSECOND)] * PORTS
     with SimulatedCard(board(PORTS), drives) as card:

@@ -28,7 +28,9 @@ CELLS = {
 
 
 def _size(text: str) -> tuple[str, int | bool]:
-    name, _, value = text.partition("=")
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     kinds = {field.name: field.type for field in fields(Config)}
     if name not in kinds:
         known = ", ".join(sorted(kinds))

@@ -24,7 +24,7 @@ import sw.example
 from campaign.card import Outcome
 from cocotb_tests.software.records import RECORD
 from sim.checkout import ROOT
-from sim.cli import INTERRUPTED, WIDE, processes, program, terminal
+from sim.cli import INTERRUPTED, READER_GONE, WIDE, processes, program, terminal
 from sim.verilator import FILES, build_once
 
 NOBODY = 65534
@@ -135,8 +135,9 @@ def test_python_that_is_none(checkout, python):
 # Programs
 
 
-def test_example(capsys):
+def test_example(monkeypatch, capsys):
     """What docs/driver.md shows runs, and sees what it says."""
+    monkeypatch.setattr(sys, "argv", ["example"])
     assert sw.example.main() == 0
     said = capsys.readouterr().out
     for line in (
@@ -202,19 +203,26 @@ def test_make_in_a_directory_with_a_space(checkout):
     assert "without spaces" in make(place, "test")
 
 
-@pytest.mark.parametrize("seed", ["abc", "-1", "1_0", str(1 << 32)])
-def test_seed_that_pytest_refuses(seed):
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        *(("SEED", seed, "in 0..4294967295") for seed in ("abc", "-1", "1_0", str(1 << 32))),
+        ("WAVES", "maybe", "must be 0 or 1, not 'maybe'"),
+    ],
+)
+def test_variable_that_pytest_refuses(name, value, message):
     """Before the first test."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "cocotb_tests/software/test_testplan.py"],
         cwd=ROOT,
-        env={**os.environ, "SEED": seed},
+        env={**os.environ, name: value},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 4 and not done.stdout
-    assert done.stderr.strip() == f"ERROR: SEED must be a number in 0..4294967295, not '{seed}'"
+    assert re.fullmatch(rf"ERROR: {name} must be .*, not '{value}'\n+", done.stderr)
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -247,7 +255,10 @@ def test_damaged_build_is_built_again(tmp_path, damage):
     assert (directory / "inner" / "one").read_text() == "one" and not (directory / "more").exists()
 
 
-@pytest.mark.parametrize("kind", [PermissionError(13, "no"), OSError(30, "Read-only file system")])
+@pytest.mark.parametrize(
+    "kind",
+    [PermissionError(13, "no"), OSError(30, "Read-only file system"), IsADirectoryError(21, "no")],
+)
 def test_files_that_cannot_be_written(capsys, kind):
     """A line, whichever program."""
 
@@ -256,6 +267,29 @@ def test_files_that_cannot_be_written(capsys, kind):
 
     assert program("bench", main) == 2
     assert re.fullmatch(r"bench: \[Errno \d+\] .*\n", capsys.readouterr().err)
+
+
+def test_output_that_nobody_reads():
+    """No word about it: so ends ``... | head -1``."""
+    script = """
+import sys
+from sim.cli import program
+
+def main():
+    for _ in range(100_000):
+        print("a line")
+
+sys.exit(program("bench", main))
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.readline() == "a line\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == READER_GONE
 
 
 def test_checkout_in_which_nothing_can_be_built(monkeypatch, capsys, tmp_path):
@@ -354,6 +388,22 @@ def test_interrupted_characterisation(monkeypatch, capsys, tmp_path):
     found = re.search(r"interrupted after (\d+) of (\d+) points\n$", error)
     assert found and found[1] == "1", error
     assert (tmp_path / "results.json").read_text().count('"id": "R1"') == 1
+
+
+def test_characterisation_that_measured_nothing(monkeypatch, capsys, tmp_path):
+    """What an earlier one has written stays."""
+
+    def impatient(*_):
+        raise KeyboardInterrupt
+
+    for name in ("build_models", "build_controller"):
+        monkeypatch.setattr(characterise, name, lambda *_: None)
+    monkeypatch.setattr(characterise, "_measure", impatient)
+    monkeypatch.setattr(sys, "argv", ["characterise", "--out", str(tmp_path), "R1"])
+    (tmp_path / "results.json").write_text("earlier")
+    assert program("characterise", characterise.main) == INTERRUPTED
+    assert capsys.readouterr().err == "characterise: interrupted\n"
+    assert (tmp_path / "results.json").read_text() == "earlier"
 
 
 def slow_attempt(_, seed: int):

@@ -100,9 +100,10 @@ def main() -> int:
         console.print(f"building the {ports}-port controller (minutes, the first time)")
         build_controller(board(ports))
     records = _run(console, work, arguments.jobs)
-    if records:
-        print_interfaces(console)
-        print_results(console, records)
+    if not records:
+        raise KeyboardInterrupt
+    print_interfaces(console)
+    print_results(console, records)
     results.write_text(json.dumps([record.as_json() for record in records], indent=1) + "\n")
     write_report(report, records)
     cycles = sum(record.cycles for record in records)

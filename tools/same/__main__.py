@@ -16,7 +16,7 @@ import tarfile
 from collections import Counter
 from pathlib import Path
 
-from sim.cli import BAD_ARGUMENTS, Parser, program
+from sim.cli import BAD_ARGUMENTS, Parser, ignore_interrupts, program
 from tools.same.compare import Comparison, compare
 from tools.same.constants import without_constants
 from tools.same.logic import Logic, logic_of
@@ -61,7 +61,7 @@ def main() -> int:
 
 def _names(text: str) -> tuple[str, str]:
     old, _, new = text.partition("=")
-    if not old or not new:
+    if not old or not new or "=" in new:
         raise argparse.ArgumentTypeError(f"{text!r} is not OLD=NEW")
     return old.lstrip("_"), new.lstrip("_")
 
@@ -91,7 +91,7 @@ def _logic(root: Path, design: str) -> Logic:
     if not path.exists():
         # In a process of its own: two checkouts have modules of the same names.
         context = multiprocessing.get_context("fork")
-        process = context.Process(target=_read, args=(root, design, path))
+        process = context.Process(target=_read, args=(root, design, path), daemon=True)
         process.start()
         process.join()
         if process.exitcode != 0:
@@ -100,6 +100,7 @@ def _logic(root: Path, design: str) -> Logic:
 
 
 def _read(root: Path, design: str, path: Path) -> None:
+    ignore_interrupts()  # this process is ended by its parent then
     sys.path.insert(0, str(root))
     if "hdl" in sys.modules:
         raise RuntimeError("the hdl of this checkout has been imported already")
