@@ -412,6 +412,12 @@ async def all_live_drives_are_flushed(dut):
     assert await settle() == joined
     bench.model.refusing = 0b00001
     assert await settle(goes=0) == joined
+    # The one that was rebuilt goes: nothing has come of the job.
+    bench.model.refusing = 0
+    bench.plug(1, 100_000)
+    replace = {"array": 0, "position": 0, "port": 1}
+    assert await bench.change(ManageOpcode.REPLACE, **replace) == ManageStatus.DONE
+    assert await settle(goes=1, complete=1) == released
 
 
 @pytest.mark.parametrize("config", CONFIGS)

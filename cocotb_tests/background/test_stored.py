@@ -244,6 +244,50 @@ async def drives_restart_while_they_flush_for_a_job(dut):
             await host.good(ManageOpcode.DELETE_ARRAY, array=array)
 
 
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def drives_restart_as_they_are_to_be_flushed(dut):
+    """The flush begins before it is known what becomes of them. It does not make them good: one is
+    brought up to date, and if they are needed the job begins anew."""
+    host = await begin(dut)
+    every = [*range(ROWS)]
+    for needed in (False, True):
+        for later in range(0, 30, 3):
+            array = await host.create(Level.RAID5, 0, 1, 2, assumed=0, idle=1)
+            await through(host, array, WalkKind.RESYNC)
+            ports = (0, 1) if needed else (1,)
+            await host.restart(*ports)
+            await ClockCycles(dut.clk, later)
+            job = await flushed(host, array)
+            what = f"{ports} restart {later} cycles before the flush: {job}"
+            assert job["state"] == JobState.DONE and job["in_sync"], what
+            assert host.state(array) == ArrayState.OPTIMAL, what
+            assert host.rows_of(WalkKind.RESYNC) == (every + every if needed else every), what
+            assert (job["kind"] == WalkKind.RESYNC) == needed, what
+            await host.good(ManageOpcode.DELETE_ARRAY, array=array)
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def a_zero_fails_with_its_array(dut):
+    """Drives go as they are flushed, more than the array can do without."""
+    host = await begin(dut)
+    for level, ports, gone in (
+        (Level.RAID0, (4, 5), (4,)),
+        (Level.RAID5, (0, 1, 2), (1, 2)),
+        (Level.RAID5, (0, 1, 2), (1,)),
+    ):
+        redundant = level == Level.RAID5
+        array = await host.create(level, *ports, assumed=0, idle=int(redundant))
+        await through(host, array, WalkKind.ZERO)
+        host.pull(*gone)
+        await ClockCycles(dut.clk, 300)
+        fails = len(gone) > redundant
+        job = await flushed(host, array)
+        assert job["state"] == (JobState.FAILED if fails else JobState.DONE), f"{level}: {job}"
+        assert job["in_sync"] == (not redundant or not fails), f"{level}: {job}"
+        host.plug(*gone)
+        await host.good(ManageOpcode.DELETE_ARRAY, array=array)
+
+
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def a_rebuild_stores_what_the_resync_has_written(dut):
     """A RESYNC goes on as REBUILD: all live drives are flushed at its end. One that is needed does

@@ -803,7 +803,7 @@ class ArrayTables(wiring.Component):
         states = health.states
         missed = self._written & ~stored & ~states.failed
         # What has gone meanwhile is stale no longer.
-        lost = rebuilt & ~states.stale
+        lost = rebuilt & (~states.stale | states.failed)
         joined = ~(missed | lost).any() & (rebuilt.any() | ~self._request.complete)
         m.d.comb += [
             self._edited.eq(1),
