@@ -171,7 +171,9 @@ def _verilate(netlist: Netlist) -> Path:
                 source.write_text(text.replace(INPUTS_CHANGED, INPUTS_CHANGED_WITH_CLOCK_LOW))
             fast = " ".join(OPTIMISATION)
             arguments = verilator.toolchain().make_arguments(fast=fast, slow=ONCE, library=fast)
-            _run(["make", "-f", f"{PREFIX}.mk", *arguments, f"lib{PREFIX}"], draft)
+            # Others often wait for it, on processors that are idle then.
+            make = ["make", f"-j{os.cpu_count() or 1}", "-f", f"{PREFIX}.mk"]
+            _run([*make, *arguments, f"lib{PREFIX}"], draft)
     return target
 
 
