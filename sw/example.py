@@ -103,7 +103,7 @@ async def ended(card: SimulatedCard, array: int, kind: WalkKind) -> background.J
 
 def main() -> int:
     """Command line."""
-    Parser(prog="example", description=__doc__.splitlines()[0]).parse_args()
+    Parser(prog="example", description="The driver by example (docs/driver.md).").parse_args()
     print("building the controller (minutes, the first time)", flush=True)
     drives = [Ideal(capacity=CAPACITY, latency_ps=20 * MICROSECOND)] * PORTS
     with SimulatedCard(board(PORTS), drives) as card:

@@ -10,7 +10,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.pcie.pcie_host import CREDITS, PAGE_BYTES, PcieHost
+from cocotb_tests.pcie.hard_block import CREDITS, PAGE_BYTES
+from cocotb_tests.pcie.pcie_host import PcieHost
 from cocotb_tests.pcie.series7_model import Series7Host
 from cocotb_tests.runner import simulate
 from cocotb_tests.streams import StreamSink, StreamSource, sample, wait_until

@@ -9,6 +9,7 @@ from amaranth.hdl import Signal
 from cocotb.triggers import RisingEdge
 from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpAttr, TlpType
 
+from cocotb_tests.pcie.hard_block import FAULTS, HARMLESS, PAGE_BYTES
 from cocotb_tests.pcie.pcie_bench import (
     CONFIG,
     PACKET_BEATS,
@@ -21,7 +22,6 @@ from cocotb_tests.pcie.pcie_bench import (
     copy,
     run_endpoint,
 )
-from cocotb_tests.pcie.pcie_host import FAULTS, HARMLESS, PAGE_BYTES
 from cocotb_tests.pcie.series7_model import Series7Host
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import sample, wait_until

@@ -4,6 +4,7 @@ import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
 
+from cocotb_tests.pcie.hard_block import PAGE_BYTES
 from cocotb_tests.pcie.pcie_bench import (
     CONFIG,
     SHIM_WIDTH,
@@ -13,7 +14,6 @@ from cocotb_tests.pcie.pcie_bench import (
     copy,
     run_endpoint,
 )
-from cocotb_tests.pcie.pcie_host import PAGE_BYTES
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import sample, wait_until
 from hdl.flow.host_memory import Kind

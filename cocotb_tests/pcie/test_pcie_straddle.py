@@ -16,7 +16,7 @@ from cocotbext.axi import AxiStreamBus
 from cocotbext.pcie.xilinx.us.interface import RcSource, UsPcieFrame
 
 from cocotb_tests.pcie.axis_rules import StraddleRules
-from cocotb_tests.pcie.pcie_host import straddle_strictly
+from cocotb_tests.pcie.hard_block import straddle_strictly
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, pack, sample, start, unpack, wait_until
 from hdl.config import UNSTRADDLED_COMPLETIONS, Config

@@ -1,6 +1,6 @@
 """A long random fault campaign at the PCIe edge of the whole controller.
 
-While a load runs, host reads go wrong in every way that `cocotb_tests.pcie.pcie_host` knows, and
+While a load runs, host reads go wrong in every way that `cocotb_tests.pcie.hard_block` knows, and
 the host sends requests that the card must refuse. The command that a fault hits fails with Data
 Transfer Error, every other one succeeds with the right data, and nothing is left over.
 """
@@ -12,7 +12,7 @@ import pytest
 from cocotb.triggers import ClockCycles
 from cocotbext.pcie.core.tlp import CplStatus, TlpType
 
-from cocotb_tests.pcie.pcie_host import FAULTS, HARMLESS
+from cocotb_tests.pcie.hard_block import FAULTS, HARMLESS
 from cocotb_tests.system.controller_bench import Bench, run_controller
 from cocotb_tests.system.controller_situations import PAUSES, busy_host
 from hdl.config import BLOCK_BYTES
