@@ -310,11 +310,13 @@ class PageGenerator(wiring.Component):
         if not config.background:
             assumed = shape.assumed
             unsynced = ~assumed & ((shape.parities != 0) | (shape.copies > 1))
-        # An entry has words for the members, and as many for the rest.
-        in_members = ~self._index[bits_for_count(MAX_DRIVES)] & (place < members)
+        # An entry has words for the members, and as many for the rest. Words are made in order. So
+        # ``members`` is that of the array from the second word on, and every array has a first.
+        is_member = (place == 0) | (place < members)
+        in_members = ~self._index[bits_for_count(MAX_DRIVES)] & is_member
         of_arrays = self._page.kind == PageKind.ARRAYS
+        m.d.sync += members.eq(shape.width * shape.spans)
         m.d.comb += [
-            members.eq(shape.width * shape.spans),
             array.geometry.eq(shape),
             array.missing.eq(self._missing),
             array.state.eq(self.arrays.states.word_select(number, 2)),
