@@ -30,7 +30,7 @@ FEATURES = {
     "resets": "the controller is disabled, shut down or reset under load, or its link is",
     "power": "all drives lose power at once; what was flushed must be there again",
     "mid-power": "that happens in the middle of a rebuild, a migration or a resync",
-    "done": "that happens once more, right after the resync that follows is done",
+    "done": "that happens once more, right after the resync or rebuild that follows is done",
     "past": "reads, writes and flushes past what the level tolerates",
     "fetch": "the host cannot give some data of a write: it fails, and each block is whole",
     "others": "Write Zeroes, Verify, Compare and Dataset Management among the load",

@@ -9,9 +9,9 @@ A drive that was being rebuilt is not used again. The host creates the array wit
 then replaces it. Until the power goes the host only reads, since the write hole may take blocks of
 a degraded array.
 
-The drives may lose power once more when the RESYNC is done, before anything else is written or
-flushed. Then the host takes the array to be consistent as it creates it once more. Often it does so
-without one of its members, which it replaces after that.
+The drives may lose power once more when the RESYNC or the REBUILD is done, before anything else is
+written or flushed. Then the host takes the array to be consistent as it creates it once more. Often
+it does so without one of its members, which it replaces after that.
 """
 
 import random
@@ -21,6 +21,7 @@ from campaign.array import POLL_NS, Array
 from campaign.card import Card
 from campaign.faults import FAULT_TIME_NS
 from campaign.lifetimes import FAILING, Lifetimes
+from campaign.volume import Volume
 from hdl.background.jobs import JobState
 from hdl.background.supervisor import DEFAULT_RATE
 from hdl.flow.walk import WalkKind
@@ -159,14 +160,15 @@ class Power:
         ports = [*array.ports[:position], port, *array.ports[position + 1 :]]
         return ports == sorted(ports)
 
-    async def _done(self, array: Array) -> int | None:
-        """Takes the power of an array whose RESYNC is done, perhaps, and creates it once more.
+    def _twice(self) -> bool:
+        return "done" in self._features and self._choose.random() < TWICE
+
+    async def _done(self, array: Array, kind: WalkKind) -> int | None:
+        """Takes the power of an array whose job of ``kind`` is done, and creates it once more.
 
         All its rows are right. Returns the position of the member that is left out, if one is.
         """
         card, choose = self._card, self._choose
-        if "done" not in self._features or choose.random() >= TWICE:
-            return None
         position = choose.randrange(array.layout.drives)
         missing = position if choose.random() < WITHOUT_MEMBER else None
         card.harness.power_loss(array.ports)
@@ -176,8 +178,9 @@ class Power:
         await self._create(array, degraded=missing is not None)
         if missing is None:
             array.check()
-        card.outcome.faults["power loss after a resync"] += 1
-        card.outcome.seen["arrays without a member after a resync"] += missing is not None
+        job = f"a {kind.name.lower()}"
+        card.outcome.faults[f"power loss after {job}"] += 1
+        card.outcome.seen[f"arrays without a member after {job}"] += missing is not None
         return missing
 
     async def _create(self, array: Array, **how: bool) -> None:
@@ -195,35 +198,39 @@ class Power:
         missing = work.position if work.rebuilds else None
         if array.redundant:
             await array.initialised()
-            if missing is None:
-                missing = await self._done(array)
-        if missing is not None:
-            for volume in volumes:
-                volume.model.lose_power()
-                again = await array.create_volume(
-                    volume.start, volume.blocks, volume.sector_bytes, [{b""}] * volume.blocks
-                )
-                again.adopt(volume)
-                await again.read_all()
+            if missing is None and self._twice():
+                missing = await self._done(array, WalkKind.RESYNC)
+        while missing is not None:
+            volumes = await self._take_over(array, volumes, [{b""}] * array.blocks)
             port = array.ports[missing]
             card.harness.insert(port)
             card.scribble(port, array.rows)
             await background.replace_member(card.nvme, array.number, missing, port)
             job = await array.job_ends()
             assert (job.kind, job.state, job.lost) == (WalkKind.REBUILD, JobState.DONE, 0), job
-            for volume in array.volumes:
+            for volume in volumes:
                 await volume.read_all()
-                assert await volume.flush() == 0
-                volume.settle()
-            return
+            if not self._twice():
+                break
+            missing = await self._done(array, WalkKind.REBUILD)
+        else:
+            volumes = await self._take_over(array, volumes, array.snapshot())
+        for volume in volumes:
+            assert await volume.flush() == 0
+            volume.settle()
+
+    async def _take_over(
+        self, array: Array, volumes: list[Volume], contents: list[set[bytes]]
+    ) -> list[Volume]:
+        """Creates the volumes once more. They hold what the drives have kept of those before."""
+        taken = []
         for volume in volumes:
             volume.model.lose_power()
+            held = contents[volume.start : volume.start + volume.blocks]
             again = await array.create_volume(
-                volume.start, volume.blocks, volume.sector_bytes, array.snapshot()[
-                    volume.start : volume.start + volume.blocks
-                ]
+                volume.start, volume.blocks, volume.sector_bytes, held
             )
             again.adopt(volume)
             await again.read_all()
-            assert await again.flush() == 0
-            again.settle()
+            taken.append(again)
+        return taken
