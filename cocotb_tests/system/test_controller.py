@@ -160,15 +160,10 @@ class ConfusesParities(Sequencer):
     ("place", "mutant", "testcase", "message"),
     [
         ("hdl.controller.Core", MisplacesReads, "random_accesses", "read, is wrong"),
-        pytest.param(
-            "hdl.core.Sequencer",
-            ConfusesParities,
-            "random_accesses",
-            "parity is wrong",
-            marks=pytest.mark.slow,
-        ),
+        ("hdl.core.Sequencer", ConfusesParities, "random_accesses", "parity is wrong"),
     ],
 )
+@pytest.mark.slow
 def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase, message):
     monkeypatch.setattr(place, mutant)
     with pytest.raises(SimulationError, match=message):
