@@ -93,23 +93,22 @@ async def flushed(host: Bench, array: int) -> dict:
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def what_jobs_have_written_is_stored(dut):
-    """A job that may have written is done when all live drives of its array have flushed."""
+    """A job is done when all live drives of its array have flushed, even if it found nothing."""
     host = await begin(dut)
     array = await host.create(Level.RAID5, 0, 1, 2)
     await host.create(Level.RAID1, 3, 4)
     good, mended = WalkResult.GOOD, WalkResult.MENDED
-    for kind, result, start, flushes in (
-        (WalkKind.CHECK, good, 0, False),
-        (WalkKind.PATROL, good, 0, False),
-        (WalkKind.REPAIR, good, 0, False),
-        (WalkKind.CHECK, mended, 0, True),
-        (WalkKind.PATROL, mended, 0, True),
-        (WalkKind.PATROL, WalkResult.LOST, 0, True),
-        (WalkKind.REPAIR, WalkResult.MISMATCH, 0, True),
-        (WalkKind.CHECK, WalkResult.FAILED, 0, True),
-        (WalkKind.REPAIR, good, 5, True),
-        (WalkKind.RESYNC, good, 0, True),
-        (WalkKind.RESYNC, good, 5, True),
+    for kind, result, start in (
+        (WalkKind.CHECK, good, 0),
+        (WalkKind.PATROL, good, 0),
+        (WalkKind.REPAIR, good, 0),
+        (WalkKind.CHECK, mended, 0),
+        (WalkKind.PATROL, WalkResult.LOST, 0),
+        (WalkKind.REPAIR, WalkResult.MISMATCH, 0),
+        (WalkKind.CHECK, WalkResult.FAILED, 0),
+        (WalkKind.REPAIR, good, 5),
+        (WalkKind.RESYNC, good, 0),
+        (WalkKind.RESYNC, good, 5),
     ):
         what = f"{kind.name} from row {start} with {result.name}"
         seen: list[int] = []
@@ -122,14 +121,14 @@ async def what_jobs_have_written_is_stored(dut):
         await through(host, array, kind, start=start)
         assert {*seen} == {*range(start, ROWS)}
         state = (await host.job(array))["state"]
-        assert state == (JobState.RUNNING if flushes else JobState.DONE), what
+        assert state == JobState.RUNNING, what
         assert (await flushed(host, array))["state"] == JobState.DONE, what
         # Whichever of them does not flush.
         for refusing in (0b001, 0b010, 0b100, 0b11000):
             seen.clear()
             dut.refusing.value = refusing
             await through(host, array, kind, start=start)
-            fails = flushes and refusing & 0b111
+            fails = refusing & 0b111
             state = (await flushed(host, array))["state"]
             assert state == (JobState.FAILED if fails else JobState.DONE), f"{what}, {refusing:#b}"
         dut.refusing.value = 0
@@ -264,6 +263,39 @@ async def drives_restart_as_they_are_to_be_flushed(dut):
             assert host.rows_of(WalkKind.RESYNC) == (every + every if needed else every), what
             assert (job["kind"] == WalkKind.RESYNC) == needed, what
             await host.good(ManageOpcode.DELETE_ARRAY, array=array)
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def jobs_fail_with_their_array(dut):
+    """Too many drives go as they are flushed: what the others have is not all that was written."""
+    host = await begin(dut)
+    for kind in (WalkKind.CHECK, WalkKind.REPAIR, WalkKind.PATROL, WalkKind.RESYNC):
+        for gone in ((1,), (1, 2), (0, 1, 2)):
+            array = await host.create(Level.RAID5, 0, 1, 2)
+            await through(host, array, kind)
+            host.pull(*gone)
+            await ClockCycles(dut.clk, 300)
+            job = await flushed(host, array)
+            state = JobState.FAILED if len(gone) > 1 else JobState.DONE
+            assert job["state"] == state, f"{kind.name}, {gone} go: {job}"
+            host.plug(*gone)
+            await host.good(ManageOpcode.DELETE_ARRAY, array=array)
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def a_check_proves_what_is_stored(dut):
+    """An array that is taken to be in sync is known to be when a CHECK has found nothing, and the
+    drives have stored what it has read."""
+    host = await begin(dut)
+    for refusing, state in ((0b10, JobState.FAILED), (0, JobState.DONE)):
+        array = await host.create(Level.RAID5, 0, 1, 2)
+        await through(host, array, WalkKind.CHECK)
+        dut.refusing.value = refusing
+        assert (await host.job(array))["assumed"], "before it is stored"
+        job = await flushed(host, array)
+        assert (job["state"], job["assumed"]) == (state, bool(refusing)), job
+        dut.refusing.value = 0
+        await host.good(ManageOpcode.DELETE_ARRAY, array=array)
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")

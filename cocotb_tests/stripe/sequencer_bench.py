@@ -88,6 +88,7 @@ class Row:
         self.shift = shift
         self.row = row
         self.joined = joined
+        self.misses_blocks = False
         self.strips: dict[int, tuple[int, int, int]] = {}
         self.blocks: dict[int, bytes] = {}
         self.statuses: list[Status] = []
@@ -194,13 +195,23 @@ class Bench:
 
     # What the sequencer says.
 
-    def _wants_fua(self, operation) -> bool:
-        """What is written, or read, for a host that asked for it; and every write of a row is
-        announced."""
+    def _wants_fua(self, operation) -> bool | None:
+        """What is written, or read, for a host that asked for it; or what a block that is written,
+        and whose drive is away, is worked out from. And every write of a row is announced."""
         row = self.slots[operation.index]
         if operation.opcode != Opcode.READ and operation.index in self.drives.begun:
             assert self.drives.begun[operation.index] == (ARRAY, row.row), "another row is marked"
-        return row.fua and (operation.opcode != Opcode.READ or row.kind == RowKind.RECOVER)
+        if not row.fua or operation.opcode != Opcode.READ or row.kind == RowKind.RECOVER:
+            return row.fua
+        away = self._misses_blocks(row)
+        # A drive may have gone since the row was planned.
+        return away if away == row.misses_blocks else None
+
+    def _misses_blocks(self, row: Row) -> bool:
+        """A block that the row writes has no drive."""
+        away = self.failed | self.stale_at(row.row)
+        places = (self.strip_places(row.row, index) for index in row.joined)
+        return not self.array.mirrored and any(port in away for ((port, _),) in places)
 
     def _wants_more(self, operation) -> bool | None:
         """The next row follows at once: what is written first is merged with that of it. Reads
@@ -404,6 +415,7 @@ class Bench:
             for slot in self.random.sample(range(self.config.rows), self.config.rows)
             if slot not in self.slots
         )
+        entry.misses_blocks = self._misses_blocks(entry)
         self.slots[slot] = entry
         self.launch.send(slot)
         return entry

@@ -321,7 +321,7 @@ class DrivesModel:
     at a block in ``held`` waits for the event there. With ``intent_chunks`` no row slot may write
     that is not in ``begun``, which maps those announced to what was said of them, unless
     ``needs_no_mark`` is true of it and the port. ``wants_fua`` says of an operation whether it is
-    to be FUA, and ``wants_more`` whether it is to say that more follows, or None. ``redundant``:
+    to be FUA, or None, and ``wants_more`` whether it is to say that more follows, or None. ``redundant``:
     reads may be had elsewhere. One that is dated otherwise than its port's ``restarts`` ends with
     ABORTED and is not done.
     """
@@ -351,7 +351,7 @@ class DrivesModel:
         self.may_fail = lambda port: False
         self.begun: dict[int, tuple[int, int]] = {}
         self.needs_no_mark = lambda slot, port: False
-        self.wants_fua = lambda one: False
+        self.wants_fua: Callable[[Any], bool | None] = lambda one: False
         self.wants_more: Callable[[Any], bool | None] = lambda one: None
         self.redundant = True
         self.restarts: Counter[int] = Counter()
@@ -403,7 +403,7 @@ class DrivesModel:
         self.counts[one.opcode] += 1
         key = one.port, one.block
         writes = one.opcode != Opcode.READ
-        assert one.fua == self.wants_fua(one), f"{one} should{' not' * one.fua} be FUA"
+        assert self.wants_fua(one) in (None, one.fua), f"{one} should{' not' * one.fua} be FUA"
         if self._marks and writes and not self.needs_no_mark(one.index, one.port):
             assert one.index in self.begun, f"slot {one.index} writes unannounced"
         for _ in range(self._random.randrange(1, self.latency)):

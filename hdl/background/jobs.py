@@ -67,18 +67,20 @@ class Jobs(wiring.Component):
     unless its last row has ended by then. What they would make unreadable may yet be of use. The
     boundaries stay where they are. A SALVAGE goes on, and begins only by order.
 
-    A job that may have written is DONE only once every live drive of its array has been flushed
-    (HAND-OVER). A CHECK, REPAIR or PATROL of every row that has found nothing has not written. Of
-    one that began with a later row nobody knows what was written before. Rows that a RESYNC or ZERO
-    has made right count as in sync with DONE, or when the job goes on as a REBUILD. If a drive does
-    not flush, the job has FAILED, and what was not in sync before is not in sync. The job can be
-    resumed. Then it is through its rows at once, and the drives are flushed again.
+    A job is DONE only once every live drive of its array has been flushed (HAND-OVER). That holds
+    for one that has written nothing too, since what it has found may be what a job before it has
+    written. Rows that a RESYNC or ZERO has made right count as in sync with DONE, or when the job
+    goes on as a REBUILD. If a drive does not flush, or the array has FAILED by then, the job has
+    FAILED, and what was not in sync before is not in sync. (A REBUILD is DONE with its array
+    FAILED, if the drives that are left have flushed.) The job can be resumed. Then it is through
+    its rows at once, and the drives are flushed again. A REBUILD cannot if the drive that it
+    rebuilt is trusted, as nothing is left to rebuild.
 
     An array that was in sync and is not any more (DOUBT) is ``torn``. A RESYNC of it follows the
     marks, as a REBUILD does. So its marks must not be dropped.
 
-    A CHECK of every row proves an array that was ASSUMED if it finds nothing and all drives are
-    there. A RESYNC or ZERO of every row proves it as well, once it counts as in sync.
+    A CHECK of every row that is DONE proves an array that was ASSUMED if it found nothing and all
+    drives are there. A RESYNC or ZERO of every row proves it as well, once it counts as in sync.
 
     Parameters
     ----------
@@ -332,6 +334,13 @@ class Jobs(wiring.Component):
             m.d.sync += [self._is_unsynced.eq(0), self._is_torn.eq(0)]
             with m.If(self._current.whole & ~(self._resync & self._is_torn)):
                 m.d.sync += self._is_assumed.eq(0)
+        with m.If(self._is_through & (self._current.kind == WalkKind.CHECK)):
+            # A row that a drive has refused is walked again, and may be found good then.
+            counts = ("failures", "mended", "mismatched", "lost")
+            found = Cat(self._current[name] for name in counts).any()
+            optimal = self.verdicts.optimal.bit_select(self._array, 1)
+            with m.If(self._current.whole & ~found & optimal):
+                m.d.sync += self._is_assumed.eq(0)
 
     def _go_on_as_rebuild(self, m: Module) -> None:
         """The job goes on as a REBUILD.
@@ -576,14 +585,13 @@ class Jobs(wiring.Component):
         with m.State("JUDGE"):
             m.d.sync += pause.eq(VERDICT_CYCLES)
             exhausted = current.failures == MOST_FAILURES
-            # A row that a drive has refused is walked again, and may be found good then.
-            counts = (current.failures, current.mended, current.mismatched, current.lost)
-            unwritten = current.whole & ~Cat(counts).any()
             with m.If(self.verdicts.settled):
                 with m.If(self._migration & (self._pointless | complete | exhausted)):
                     m.next = "HAND-OVER"
                 with m.Elif(
-                    (self._rebuild & ~self._has_stale) | (self._fails & ~complete) | exhausted
+                    (self._rebuild & ~self._has_stale)
+                    | (self._fails & (self._resync | ~complete))
+                    | exhausted
                 ):
                     self._fail(m)
                 with m.Elif(~complete):
@@ -592,13 +600,8 @@ class Jobs(wiring.Component):
                     # What it has written is flushed at the end of the REBUILD.
                     m.d.comb += self._is_through.eq(1)
                     self._go_on_as_rebuild(m)
-                with m.Elif(self._rebuild | self._syncs_rows | ~unwritten):
-                    m.next = "HAND-OVER"
                 with m.Else():
-                    self._end(m, JobState.DONE)
-                    checks = current.kind == WalkKind.CHECK
-                    with m.If(checks & self.verdicts.optimal.bit_select(self._array, 1)):
-                        m.d.sync += self._is_assumed.eq(0)
+                    m.next = "HAND-OVER"
 
     def _hand_over(self, m: Module) -> None:
         """The state HAND-OVER: the tables flush the drives, and trust those that were rebuilt.
@@ -613,7 +616,8 @@ class Jobs(wiring.Component):
                 self._end(m, JobState.DONE)
                 m.d.comb += self._is_through.eq(1)
                 released = outcome == MigrationEnd.RELEASED
-                with m.If(released | (self._syncs_rows & self._has_failed)):
+                rebuilds = self._rebuild | self._migration
+                with m.If(released | (~rebuilds & self._has_failed)):
                     self._fail(m)
                     m.d.comb += self._is_through.eq(0)
                 with m.If(self._migration & (outcome == MigrationEnd.STALE)):

@@ -86,6 +86,9 @@ class RowOperation(wiring.Component):
         walks = program.walk.any
         into_joined = program.fills & program.joined.bit_select(self.role, 1)
         recovers = program.kind == RowKind.RECOVER
+        nowhere = program.joined & program.dead
+        if config.background:
+            nowhere |= program.joined & program.stale
         follows = self.writing | walks | program.gathered
         wrap = Mux(target.wrapped, 1 << program.strip_shift, 0)
         m.d.comb += [
@@ -93,8 +96,11 @@ class RowOperation(wiring.Component):
             self.has_line.eq(1),
             sent.port.eq(target.port),
             sent.opcode.eq(Mux(self.writing, Opcode.WRITE, Opcode.READ)),
-            # What fills a block for a write is not read for the host.
-            sent.fua.eq(program.fua & (self.writing | (recovers & ~program.fills))),
+            # What fills a block for a write is not read for the host. A block that is written, and
+            # has no drive, is there only with all that it is worked out from.
+            sent.fua.eq(
+                program.fua & (self.writing | ((recovers | nowhere.any()) & ~program.fills))
+            ),
             sent.more.eq(follows & program.more & ~self.resending),
             sent.alone.eq(self.resending),
             sent.block.eq(program.row + DATA_OFFSET_BLOCKS + wrap),
