@@ -16,6 +16,7 @@ from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
 from sim.card.layouts import rotation_of
 from sim.card.row_check import checked_row
+from sim.native.parameters import MICROSECOND
 from sw.driver import background, raid
 
 SEED = int(os.environ.get("SEED") or "1")
@@ -136,3 +137,47 @@ def test_a_rebuild_stores_what_the_resync_before_it_has_written():
                 (place,) = volume.layout.copies_of(block)
                 if place.position != 1:
                     volume.check(block, data, f"row {row}")
+
+
+def test_a_check_finds_what_is_stored():
+    """A REPAIR is stopped, and a CHECK finds its rows right: they are so after a loss of power."""
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
+        volume = card.run(card.create(Level.RAID5, range(4)))
+        spoil_rows(card, volume, range(0, ROWS // 8, 3))
+
+        async def check() -> None:
+            await background.start_job(card.nvme, 0, WalkKind.REPAIR)
+            while (await background.job(card.nvme, 0)).row < ROWS // 8:
+                await card.card.transport.sleep(500)
+            await background.stop_job(card.nvme, 0)
+            await background.start_job(card.nvme, 0, WalkKind.CHECK)
+            job = await finished(card)
+            assert (job.state, job.mismatched, job.assumed) == (JobState.DONE, 0, False), job
+
+        card.run(check())
+        lose_power(card, volume)
+        card.check(volume)
+
+
+@pytest.mark.parametrize("kind", [WalkKind.REPAIR, WalkKind.RESYNC], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("lost", [2, 3, 4])
+def test_a_job_fails_with_its_array(kind, lost):
+    """Drives lose their power before they have stored what it has written."""
+    slow = FORGETFUL.changed(latency_ps=150 * MICROSECOND)
+    with Card([slow] * PORTS, seed=SEED, config=USUAL) as card:
+        volume = card.run(card.create(Level.RAID5, range(4)))
+        spoil_rows(card, volume, range(0, ROWS, EVERY))
+
+        def flushes() -> int:
+            return sum(card.harness.drive_statistics(port)["flushes"] for port in volume.ports)
+
+        async def make_right() -> None:
+            await background.start_job(card.nvme, 0, kind)
+            before = flushes()
+            while flushes() == before:
+                await card.card.transport.sleep(2000)
+            card.harness.power_loss(volume.ports[:lost])
+            job = await finished(card)
+            assert (job.state, job.array_state) == (JobState.FAILED, ArrayState.FAILED), job
+
+        card.run(make_right())

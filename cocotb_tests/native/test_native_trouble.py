@@ -9,6 +9,7 @@ from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import PORTS, WITHOUT_SHARES, Card, Volume
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
+from sim.card.row_check import checked_row
 from sim.golden.nvme import DATA_TRANSFER_ERROR, WRITE_FAULT
 from sim.native.harness import Flow, ReadEnd
 from sim.native.parameters import MICROSECOND, NANOSECOND, Ideal, LinkParameters
@@ -327,6 +328,43 @@ def test_what_is_worked_out_with_fua_outlives_the_power():
             else:
                 assert card.stored(port, place.row) == content, f"block {block} was not stored"
         assert gone
+
+
+@pytest.mark.parametrize(
+    ("level", "members", "sector_bytes"),
+    [(Level.RAID5, 3, 4096), (Level.RAID5, 3, 512), (Level.RAID6, 5, 4096)],
+)
+def test_what_is_written_with_fua_without_a_drive_outlives_the_power(level, members, sector_bytes):
+    """It is there with all that it is worked out from."""
+    pulled, blocks = 0, 32
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(level, range(members), sector_bytes=sector_bytes)
+            address, sectors = card.buffer(8), 4096 // sector_bytes
+            card.pull(pulled)
+            for first in range(0, blocks * sectors, 8):
+                assert await card.write(volume, first, 8, address, 0, fua=False) == 0
+            for block in range(blocks):
+                (place,) = volume.layout.copies_of(block)
+                if volume.ports[place.position] == pulled:
+                    for sector in range(block * sectors, (block + 1) * sectors, 3):
+                        assert await card.write(volume, sector, 1, address, 0, fua=True) == 0
+            return volume
+
+        volume = card.run(main())
+        card.harness.power_loss()
+        for port in volume.ports[1:]:
+            card.harness.insert(port)
+        checked = 0
+        for block in range(blocks):
+            (place,) = volume.layout.copies_of(block)
+            if volume.ports[place.position] == pulled:
+                held = [None, *(card.stored(port, place.row) for port in volume.ports[1:])]
+                data = dict(checked_row(volume.layout, 0, place.row, held))
+                volume.check(block, data[block], f"row {place.row}")
+                checked += 1
+        assert checked
 
 
 def test_a_port_reset_may_lose_the_cache():

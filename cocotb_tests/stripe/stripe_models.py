@@ -321,9 +321,9 @@ class DrivesModel:
     at a block in ``held`` waits for the event there. With ``intent_chunks`` no row slot may write
     that is not in ``begun``, which maps those announced to what was said of them, unless
     ``needs_no_mark`` is true of it and the port. ``wants_fua`` says of an operation whether it is
-    to be FUA, or None, and ``wants_more`` whether it is to say that more follows, or None. ``redundant``:
-    reads may be had elsewhere. One that is dated otherwise than its port's ``restarts`` ends with
-    ABORTED and is not done.
+    to be FUA, or None, and ``wants_more`` whether it is to say that more follows, or None.
+    ``redundant``: reads may be had elsewhere. One that is dated otherwise than its port's
+    ``restarts`` ends with ABORTED and is not done.
     """
 
     def __init__(
