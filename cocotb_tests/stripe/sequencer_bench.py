@@ -207,9 +207,13 @@ class Bench:
         # A drive may have gone since the row was planned.
         return away if away == row.misses_blocks else None
 
+    def away_at(self, row: int) -> set[int]:
+        """Ports of members whose block of the row is on no drive that is trusted."""
+        return self.failed | self.stale_at(row)
+
     def _misses_blocks(self, row: Row) -> bool:
         """A block that the row writes has no drive."""
-        away = self.failed | self.stale_at(row.row)
+        away = self.away_at(row.row)
         places = (self.strip_places(row.row, index) for index in row.joined)
         return not self.array.mirrored and any(port in away for ((port, _),) in places)
 
