@@ -4,6 +4,7 @@ import argparse
 import errno
 import multiprocessing
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ BAD_ARGUMENTS = 2
 INTERRUPTED = 128 + signal.SIGINT
 MOST_SEED = (1 << 32) - 1
 WIDE = 160
+STDOUT = 1
 READER_GONE = 128 + signal.SIGPIPE
 NOT_WRITABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC
@@ -72,15 +74,22 @@ def program(name: str, main: Callable[[], int]) -> int:
     except UnusableCheckoutError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return BAD_ARGUMENTS
-    except BrokenPipeError:
-        # What is still to be written as the interpreter ends would fail once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_GONE
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+            # What is still to be written as the interpreter ends would fail once more.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+            return READER_GONE
         if error.errno not in NOT_WRITABLE:
             raise
         print(f"{name}: {error}", file=sys.stderr)
         return BAD_ARGUMENTS
+
+
+def _reader_has_gone() -> bool:
+    """The pipe that broke is standard output, and none to a program that this one has started."""
+    output = select.poll()
+    output.register(STDOUT, 0)
+    return any(event & select.POLLERR for _, event in output.poll(0))
 
 
 @contextmanager

@@ -167,10 +167,13 @@ def _pulled(arguments: argparse.Namespace) -> list[int]:
 
 
 def _content(file: Path) -> bytes:
-    size = file.stat().st_size
-    if not file.is_file() or not 0 < size <= LARGEST_FILE:
-        raise ValueError(f"{file} is no file of 1 byte to 128 MiB")
-    return file.read_bytes()
+    try:
+        size = file.stat().st_size
+        if not file.is_file() or not 0 < size <= LARGEST_FILE:
+            raise ValueError(f"{file} is no file of 1 byte to 128 MiB")
+        return file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}") from None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -205,10 +208,6 @@ def main() -> int:
     """Command line."""
     try:
         return run(_arguments())
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        print(f"demo: {error.filename}: {error.strerror}", file=sys.stderr)
     except (ValueError, isal.MissingLibraryError, NvmeError) as error:
         print(f"demo: {error}", file=sys.stderr)
     return BAD_ARGUMENTS

@@ -352,17 +352,40 @@ async def a_rebuild_stores_what_the_resync_has_written(dut):
         await host.good(ManageOpcode.DELETE_ARRAY, array=array)
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def a_resync_whose_array_fails_with_its_last_row_comes_back(dut):
+    """A REBUILD would follow. It does not, and no row counts as in sync."""
+    host = await begin(dut)
+    array = await host.create(Level.RAID5, 0, 1, 2, assumed=0, idle=1)
+    host.pull(2)
+    await host.rest()
+
+    def judge(row):
+        if row.row == ROWS - 1:
+            host.pull(1)
+        return WalkResult.GOOD, 0
+
+    host.judge = judge
+    await host.good(ManageOpcode.REPLACE, array=array, position=2, port=6)
+    await host.rest()
+    assert {*host.rows_of(WalkKind.RESYNC)} == {*range(ROWS)}
+    job = await host.job(array)
+    assert host.state(array) == ArrayState.FAILED
+    assert (job["kind"], job["state"]) == (WalkKind.RESYNC, JobState.FAILED), job
+    assert not job["in_sync"], job
+
+
 def test_stored():
     simulate(Assembly(), name="stored", module=__name__)
 
 
 class EndsAtOnce(Jobs):
-    """Planted bug: a RESYNC is done with its last row."""
+    """Planted bug: a job is done with its last row."""
 
-    def elaborate(self, platform):
-        m = super().elaborate(platform)
-        m.d.comb += self._syncs_rows.eq(self._zero)
-        return m
+    def _hand_over(self, m):
+        with m.State("HAND-OVER"):
+            self._end(m, JobState.DONE)
+            m.d.comb += self._is_through.eq(1)
 
 
 class SyncsTooSoon(Jobs):

@@ -292,6 +292,16 @@ sys.exit(program("bench", main))
         assert process.wait() == READER_GONE
 
 
+def test_another_pipe_that_breaks():
+    """Of a program that has ended too early, say: that is not kept secret."""
+
+    def main() -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        program("bench", main)
+
+
 def test_checkout_in_which_nothing_can_be_built(monkeypatch, capsys, tmp_path):
     """Said before anything is run."""
 

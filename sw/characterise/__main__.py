@@ -101,7 +101,7 @@ def main() -> int:
         build_controller(board(ports))
     records = _run(console, work, arguments.jobs)
     if not records:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt  # it was, and what an earlier run has written stays
     print_interfaces(console)
     print_results(console, records)
     results.write_text(json.dumps([record.as_json() for record in records], indent=1) + "\n")

@@ -69,8 +69,6 @@ def main() -> int:
     """Command line."""
     try:
         return run(_arguments())
-    except BrokenPipeError:
-        raise
     except (OSError, ValueError, packages.MissingPackagesError, isal.MissingLibraryError,
             MachineError) as error:
         print(f"guest: {error}", file=sys.stderr)
