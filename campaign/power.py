@@ -12,6 +12,10 @@ a degraded array.
 The drives may lose power once more when the RESYNC or the REBUILD is done, before anything else is
 written or flushed. Then the host takes the array to be consistent as it creates it once more. Often
 it does so without one of its members, which it replaces after that.
+
+The same holds for an array of which parities were wrong, once a REPAIR is done, or a CHECK of every
+row that follows one that was stopped, and finds nothing. An array that is without a member loses
+its power as well. Then only what was written with FUA since the member went must be there.
 """
 
 import random
@@ -24,13 +28,21 @@ from campaign.lifetimes import FAILING, Lifetimes
 from campaign.volume import Volume
 from hdl.background.jobs import JobState
 from hdl.background.supervisor import DEFAULT_RATE
+from hdl.config import BLOCK_BYTES
 from hdl.flow.walk import WalkKind
+from sim.card.volume_model import ANYTHING
 from sw.driver import background
 
 SHARE, WITHOUT_JOB = 0.25, 0.3
 TWICE, WITHOUT_MEMBER = 0.6, 0.6
 """Share of arrays that lose their power once more, and share of these that lose a member by that.
 """
+MENDED, WRONG, REPAIRING_NS = 0.25, 4, 400_000
+"""Share of arrays of which parities are made wrong, of how many rows at most, and how long they are
+repaired at most until that is stopped."""
+DEGRADED, WRITES = 0.25, 100
+"""Share of arrays that lose their power without a member, and writes of a volume at most, before it
+goes and after that."""
 LEAST_RATE = 1
 
 
@@ -78,7 +90,18 @@ class Power:
         return kept and (self._card.config.background or not array.redundant)
 
     async def work(self) -> None:
-        """Sometimes cuts the power under load."""
+        """Sometimes cuts the power."""
+        await self._cut()
+        for array in self._arrays:
+            if not array.redundant or not self._possible(array):
+                continue
+            if "mended" in self._features and self._choose.random() < MENDED:
+                await self._mend(array)
+            if "degraded" in self._features and self._choose.random() < DEGRADED:
+                await self._degrade(array)
+
+    async def _cut(self) -> None:
+        """Sometimes cuts the power of all drives under load."""
         card, arrays = self._card, self._arrays
         if "power" not in self._features or self._choose.random() >= SHARE:
             return
@@ -133,12 +156,7 @@ class Power:
             return Work(kind)
         position = choose.randrange(array.layout.drives)
         if kind == WalkKind.MIGRATE:
-            used = {port for one in self._arrays for port in one.ports} | card.unusable
-            fit = [
-                port
-                for port in range(card.config.ports)
-                if port not in used and self._keeps_order(array, position, port)
-            ]
+            fit = [port for port in self._free() if self._keeps_order(array, position, port)]
             if not fit:
                 return Work()
             port = choose.choice(fit)
@@ -156,6 +174,11 @@ class Power:
         await background.replace_member(card.nvme, array.number, position, port)
         return Work(kind, position)
 
+    def _free(self) -> list[int]:
+        """Ports of good drives that no array has."""
+        used = {port for one in self._arrays for port in one.ports} | self._card.unusable
+        return [port for port in range(self._card.config.ports) if port not in used]
+
     def _keeps_order(self, array: Array, position: int, port: int) -> bool:
         ports = [*array.ports[:position], port, *array.ports[position + 1 :]]
         return ports == sorted(ports)
@@ -163,25 +186,29 @@ class Power:
     def _twice(self) -> bool:
         return "done" in self._features and self._choose.random() < TWICE
 
-    async def _done(self, array: Array, kind: WalkKind) -> int | None:
-        """Takes the power of an array whose job of ``kind`` is done, and creates it once more.
+    async def _done(self, array: Array, what: str) -> int | None:
+        """Takes the power of an array of which all rows are right, and creates it once more.
 
-        All its rows are right. Returns the position of the member that is left out, if one is.
+        ``what`` has made them right. Returns the position of the member that is left out, if one
+        is.
         """
         card, choose = self._card, self._choose
         position = choose.randrange(array.layout.drives)
         missing = position if choose.random() < WITHOUT_MEMBER else None
-        card.harness.power_loss(array.ports)
-        for one, port in enumerate(array.ports):
-            if one != missing:
-                card.harness.insert(port)
+        self._lose_power(array, missing)
         await self._create(array, degraded=missing is not None)
         if missing is None:
             array.check()
-        job = f"a {kind.name.lower()}"
-        card.outcome.faults[f"power loss after {job}"] += 1
-        card.outcome.seen[f"arrays without a member after {job}"] += missing is not None
+        card.outcome.faults[f"power loss after {what}"] += 1
+        card.outcome.seen[f"arrays without a member after {what}"] += missing is not None
         return missing
+
+    def _lose_power(self, array: Array, missing: int | None) -> None:
+        """Takes the power of its drives. All are there again but the one that is missing."""
+        self._card.harness.power_loss(array.ports)
+        for position, port in enumerate(array.ports):
+            if position != missing:
+                self._card.harness.insert(port)
 
     async def _create(self, array: Array, **how: bool) -> None:
         """Creates the array in its place, without volumes."""
@@ -193,13 +220,18 @@ class Power:
 
     async def _again(self, array: Array, work: Work) -> None:
         """Creates the array and its volumes again. They hold the data that was flushed."""
-        card, volumes = self._card, array.volumes
+        volumes = array.volumes
         await self._create(array, initialise=array.redundant, degraded=work.rebuilds)
         missing = work.position if work.rebuilds else None
         if array.redundant:
             await array.initialised()
             if missing is None and self._twice():
-                missing = await self._done(array, WalkKind.RESYNC)
+                missing = await self._done(array, "a resync")
+        await self._whole(array, volumes, missing)
+
+    async def _whole(self, array: Array, volumes: list[Volume], missing: int | None) -> None:
+        """Creates the volumes of the array again, and replaces the member that is missing."""
+        card = self._card
         while missing is not None:
             volumes = await self._take_over(array, volumes, [{b""}] * array.blocks)
             port = array.ports[missing]
@@ -212,7 +244,7 @@ class Power:
                 await volume.read_all()
             if not self._twice():
                 break
-            missing = await self._done(array, WalkKind.REBUILD)
+            missing = await self._done(array, "a rebuild")
         else:
             volumes = await self._take_over(array, volumes, array.snapshot())
         for volume in volumes:
@@ -234,3 +266,112 @@ class Power:
             await again.read_all()
             taken.append(again)
         return taken
+
+    # An array that is not what it was
+
+    async def _settled(self, array: Array) -> None:
+        """What the array holds is durable."""
+        for volume in array.volumes:
+            assert await volume.flush() == 0
+            volume.settle()
+
+    async def _mend(self, array: Array) -> None:
+        """Makes parities wrong, repairs them, and takes the power."""
+        card, choose, layout = self._card, self._choose, array.layout
+        if not layout.parities:
+            return
+        await self._settled(array)
+        rows = choose.sample(range(array.rows), min(array.rows, WRONG))
+        if choose.random() < 0.5:
+            rows = list(range(len(rows)))  # a REPAIR is soon through these
+        for row in rows:
+            span = choose.randrange(layout.spans)
+            position = choose.choice(layout.roles(span, row)[layout.data :])
+            card.store(array.ports[position], row, card.random.randbytes(BLOCK_BYTES))
+        await background.set_rate(card.nvme, LEAST_RATE)
+        await background.start_job(card.nvme, array.number, WalkKind.REPAIR)
+        await card.sleep(choose.uniform(0, REPAIRING_NS))
+        job = await array.stop_job()
+        await background.set_rate(card.nvme, DEFAULT_RATE)
+        repaired = job.mismatched
+        if job.state == JobState.STOPPED:
+            job = await self._all_rows(array, WalkKind.CHECK)
+        if job.kind == WalkKind.CHECK and job.mismatched:
+            job = await self._all_rows(array, WalkKind.REPAIR)
+            repaired += job.mismatched
+        assert repaired == len(rows), f"{array}: {repaired} rows are repaired, of {rows}"
+        volumes = array.volumes
+        missing = await self._done(array, f"a {job.kind.name.lower()}")
+        await self._whole(array, volumes, missing)
+
+    async def _all_rows(self, array: Array, kind: WalkKind) -> background.Job:
+        """A job of every row, which is done well."""
+        await background.start_job(self._card.nvme, array.number, kind)
+        job = await array.job_ends()
+        assert (job.kind, job.state, job.lost) == (kind, JobState.DONE, 0), f"{array}: {job}"
+        return job
+
+    async def _degrade(self, array: Array) -> None:
+        """Takes the power of an array that is without a member, or of which another drive is to be
+        that member. What was written with FUA since the member went must be there.
+
+        Other drives still hold writes in their caches. So the rest of the blocks may be wrong, by
+        the write hole.
+        """
+        card, choose = self._card, self._choose
+        await self._settled(array)
+        for volume in array.volumes:
+            await volume.write_each(self._some(volume), 1)
+        position = choose.randrange(array.layout.drives)
+        array.troubled.update(array.ports)
+        await background.set_rate(card.nvme, LEAST_RATE)
+        way = choose.choice((self._leave, self._rebuild, self._take_over_member))
+        await way(array, position)
+        for volume in array.volumes:
+            forced = self._some(volume)
+            await volume.write_each(forced, 1, fua=True)
+            for block in {*range(len(volume.model))} - {*forced}:
+                volume.model.settle(block, {ANYTHING})
+        job, member = await array.job(), (await array.state()).members[position]
+        await background.set_rate(card.nvme, DEFAULT_RATE)
+        if member.failed or member.stale or job.state == JobState.RUNNING:
+            self._lose_power(array, position)
+            await self._again(array, Work(WalkKind.REBUILD, position))
+            card.outcome.faults["power loss without a member"] += 1
+            walks = job.state == JobState.RUNNING and job.row > 0
+            card.outcome.seen[f"writes with FUA in a {job.kind.name}"] += walks
+        else:
+            # Another drive is the member by now.
+            card.harness.insert(array.ports[position])
+            array.ports[position] = member.port
+            await self._settled(array)
+        array.troubled.clear()
+
+    async def _leave(self, array: Array, position: int) -> None:
+        """The member goes."""
+        self._card.harness.remove(array.ports[position])
+        await self._card.sleep(POLL_NS)
+
+    async def _rebuild(self, array: Array, position: int) -> None:
+        """The member goes, and another drive that takes its place is being rebuilt."""
+        card, port = self._card, array.ports[position]
+        await self._leave(array, position)
+        card.harness.insert(port)
+        card.scribble(port, array.rows)
+        await background.replace_member(card.nvme, array.number, position, port)
+        await card.sleep(self._choose.uniform(0, REPAIRING_NS))
+
+    async def _take_over_member(self, array: Array, position: int) -> None:
+        """The member goes while it migrates to another drive, if one is free."""
+        card, free = self._card, self._free()
+        if free:
+            port = self._choose.choice(free)
+            card.scribble(port, array.rows)
+            await background.migrate_member(card.nvme, array.number, position, port, spare=False)
+            await card.sleep(self._choose.uniform(0, REPAIRING_NS))
+        await self._leave(array, position)
+
+    def _some(self, volume: Volume) -> list[int]:
+        """Some logical blocks of the volume."""
+        blocks = range(len(volume.model))
+        return self._choose.sample(blocks, min(len(blocks) // 2, WRITES))

@@ -197,23 +197,27 @@ class Bench:
 
     def _wants_fua(self, operation) -> bool | None:
         """What is written, or read, for a host that asked for it; or what a block that is written,
-        and whose drive is away, is worked out from. And every write of a row is announced."""
+        and that no trusted drive has, is worked out from. And every write of a row is announced."""
         row = self.slots[operation.index]
         if operation.opcode != Opcode.READ and operation.index in self.drives.begun:
             assert self.drives.begun[operation.index] == (ARRAY, row.row), "another row is marked"
         if not row.fua or operation.opcode != Opcode.READ or row.kind == RowKind.RECOVER:
             return row.fua
         away = self._misses_blocks(row)
-        # A drive may have gone since the row was planned.
-        return away if away == row.misses_blocks else None
+        if away != row.misses_blocks:
+            return None  # a drive has gone since the row was planned
+        own = {place for index in row.joined for place in self.strip_places(row.row, index)}
+        ports = self.untrusted() if (operation.port, operation.block) in own else set()
+        assert operation.port not in ports, "an update of what no trusted drive has"
+        return away
 
-    def away_at(self, row: int) -> set[int]:
-        """Ports of members whose block of the row is on no drive that is trusted."""
-        return self.failed | self.stale_at(row)
+    def untrusted(self) -> set[int]:
+        """Ports of members whose blocks are on no drive that is trusted, or not yet."""
+        return self.failed | self.stale
 
     def _misses_blocks(self, row: Row) -> bool:
-        """A block that the row writes has no drive."""
-        away = self.away_at(row.row)
+        """A block that the row writes has no drive that is trusted."""
+        away = self.untrusted()
         places = (self.strip_places(row.row, index) for index in row.joined)
         return not self.array.mirrored and any(port in away for ((port, _),) in places)
 

@@ -93,13 +93,6 @@ class MigrationBench(WalkBench):
         self.array = replace(self.array, ports=ports)
         self.tables.replace(1, self.array)
 
-    def away_at(self, row: int) -> set[int]:
-        """The target stands for a member that has failed, of rows that have been migrated."""
-        away = super().away_at(row)
-        if self.migrating and self.moved_to not in self.failed and row < self.boundary:
-            return away - {self.array.ports[self.position]}
-        return away
-
     def essential(self) -> set[int]:
         """The target as well, once it stands for a member that has failed."""
         member = self.array.ports[self.position]

@@ -317,11 +317,17 @@ class RowPlanning(wiring.Component):
         # While it is not known what becomes of drives, every array is doubted.
         doubted = arrays.doubts.bit_select(row.array, 1) | drives.undecided
         beyond = Signal()
+        # What is written with FUA to a stale drive is stored only with the others.
+        forced = Signal()
+        role = Mux(self._mirrored, self._strip, self._role)
         m.d.sync += [
             self._following.eq(lowest_bit(m, self._strips, "lowest_strip")),
             self._got.eq(self._ask),
-            self._got_role.eq(Mux(self._mirrored, self._strip, self._role)),
+            self._got_role.eq(role),
             self._got_wrapped.eq(self._wrapped),
+            forced.eq(
+                row.fua & (row.kind == RowKind.WRITE) & row.joined.bit_select(role, 1)
+            ),
             beyond.eq(row.row >= self.reads.boundary.data),
         ]
         if config.background:
@@ -340,7 +346,7 @@ class RowPlanning(wiring.Component):
             duplicate.member.eq(self.reads.member.data),
             duplicate.failed.eq(drives.failed),
             duplicate.stale.eq(drives.stale),
-            duplicate.beyond.eq(beyond),
+            duplicate.beyond.eq(beyond | forced),
             write.address.eq(Cat(number, self._slot)),
             write.data.port.eq(duplicate.port),
             write.data.strip.eq(self._got_role),
