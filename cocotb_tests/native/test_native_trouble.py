@@ -7,12 +7,14 @@ import pytest
 
 from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import PORTS, WITHOUT_SHARES, Card, Volume
+from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
 from sim.card.row_check import checked_row
 from sim.golden.nvme import DATA_TRANSFER_ERROR, WRITE_FAULT
 from sim.native.harness import Flow, ReadEnd
 from sim.native.parameters import MICROSECOND, NANOSECOND, Ideal, LinkParameters
+from sw.driver import background
 
 SEED = int(os.environ.get("SEED") or "1")
 ROWS = 32
@@ -330,12 +332,31 @@ def test_what_is_worked_out_with_fua_outlives_the_power():
         assert gone
 
 
+async def rebuild_some(card: Card, volume: Volume, pulled: int) -> None:
+    """A new drive takes the place of member 0. Its rebuild is stopped past the first rows."""
+    card.harness.insert(pulled, blank=True)
+    await card.card.transport.sleep(100_000)
+    await background.set_rate(card.nvme, 1)
+    await background.replace_member(card.nvme, volume.array, 0, pulled)
+    job = await background.job(card.nvme, volume.array)
+    while job.row < 12:
+        await card.card.transport.sleep(20_000)
+        job = await background.job(card.nvme, volume.array)
+    await background.stop_job(card.nvme, volume.array)
+    job = await background.job(card.nvme, volume.array)
+    assert job.state == JobState.STOPPED and 0 < job.row < ROWS, job
+
+
+@pytest.mark.parametrize("rebuilds", [False, True])
 @pytest.mark.parametrize(
     ("level", "members", "sector_bytes"),
     [(Level.RAID5, 3, 4096), (Level.RAID5, 3, 512), (Level.RAID6, 5, 4096)],
 )
-def test_what_is_written_with_fua_without_a_drive_outlives_the_power(level, members, sector_bytes):
-    """It is there with all that it is worked out from."""
+def test_what_is_written_with_fua_without_a_drive_outlives_the_power(
+    level, members, sector_bytes, rebuilds
+):
+    """It is there with all that it is worked out from. ``rebuilds``: a new drive, most rows of
+    which are rebuilt, has it as well. That drive does not come back."""
     pulled, blocks = 0, 32
     with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
 
@@ -345,6 +366,8 @@ def test_what_is_written_with_fua_without_a_drive_outlives_the_power(level, memb
             card.pull(pulled)
             for first in range(0, blocks * sectors, 8):
                 assert await card.write(volume, first, 8, address, 0, fua=False) == 0
+            if rebuilds:
+                await rebuild_some(card, volume, pulled)
             for block in range(blocks):
                 (place,) = volume.layout.copies_of(block)
                 if volume.ports[place.position] == pulled:

@@ -34,7 +34,8 @@ class Duplicate(wiring.Component):
     stale
         A bit a port: its drive is being rebuilt.
     beyond
-        The row has not been migrated, or rebuilt.
+        The row has not been migrated, or rebuilt. Or the block is written with FUA, which a drive
+        that is not trusted cannot keep alone.
     port
         Where the member is.
     gone

@@ -50,7 +50,8 @@ def program(config: Config) -> data.StructLayout:
     generate from old and new data and old parity, else from all data. ``generate``: parities to
     generate. ``write``: bit per target to write. ``aux``: roles with a line of the row's own.
     ``dead``: roles whose drive cannot be used; ``bad``: roles that could not be read, or must not
-    be because their drive is ``stale`` and the row not rebuilt.
+    be because their drive is ``stale`` and the row not rebuilt. What is written with FUA counts as
+    not rebuilt.
     ``fills``: as in `hdl.flow.row.row_state`; with mirrors ``read`` and ``bad`` are then
     targets, which have a number whether their drive is live or not. ``gathered``: as there; each
     joined role that is in ``aux`` is then for the host, and no other joined one can be had.

@@ -79,7 +79,8 @@ class RowPlanning(wiring.Component):
         Rows' own lines, for the sequencer. The address is the row slot, and below it the role.
     reads
         Tables of the row's array. From ``boundary`` on a stale drive is not read, and what is
-        written to a row is written to it as well. From ``sync`` on the parities of an array that is
+        written to a row is written to it as well. A block that is written with FUA is treated so
+        before ``boundary`` too. From ``sync`` on the parities of an array that is
         ``unsynced`` may be anything, unless the host has written the row since. No such row is
         updated: all its parities are generated from data, and what a host reads is worked out only
         if its drive has nothing. The drive of a ``migration`` gets what its member gets, as target
@@ -317,7 +318,7 @@ class RowPlanning(wiring.Component):
         # While it is not known what becomes of drives, every array is doubted.
         doubted = arrays.doubts.bit_select(row.array, 1) | drives.undecided
         beyond = Signal()
-        # What is written with FUA to a stale drive is stored only with the others.
+        # A drive that is not trusted cannot keep alone what is written with FUA.
         forced = Signal()
         role = Mux(self._mirrored, self._strip, self._role)
         m.d.sync += [
@@ -325,9 +326,7 @@ class RowPlanning(wiring.Component):
             self._got.eq(self._ask),
             self._got_role.eq(role),
             self._got_wrapped.eq(self._wrapped),
-            forced.eq(
-                row.fua & (row.kind == RowKind.WRITE) & row.joined.bit_select(role, 1)
-            ),
+            forced.eq(row.fua & (row.kind == RowKind.WRITE) & row.joined.bit_select(role, 1)),
             beyond.eq(row.row >= self.reads.boundary.data),
         ]
         if config.background:
