@@ -325,8 +325,14 @@ class Power:
         position = choose.randrange(array.layout.drives)
         array.troubled.update(array.ports)
         await background.set_rate(card.nvme, LEAST_RATE)
-        way = choose.choice((self._leave, self._rebuild, self._take_over_member))
-        await way(array, position)
+        ways = {
+            "goes": self._leave,
+            "restarts": self._restart,
+            "is replaced": self._rebuild,
+            "goes as it migrates": self._take_over_member,
+        }
+        way = choose.choice([*ways])
+        await ways[way](array, position)
         for volume in array.volumes:
             forced = self._some(volume)
             await volume.write_each(forced, 1, fua=True)
@@ -339,11 +345,11 @@ class Power:
             await self._again(array, Work(WalkKind.REBUILD, position))
             card.outcome.faults["power loss without a member"] += 1
             walks = job.state == JobState.RUNNING and job.row > 0
-            card.outcome.seen[f"writes with FUA in a {job.kind.name}"] += walks
+            card.outcome.seen[f"writes with FUA in a {job.kind.name} as a member {way}"] += walks
         else:
-            # Another drive is the member by now.
-            card.harness.insert(array.ports[position])
-            array.ports[position] = member.port
+            if member.port != array.ports[position]:
+                card.harness.insert(array.ports[position])
+                array.ports[position] = member.port
             await self._settled(array)
         array.troubled.clear()
 
@@ -351,6 +357,11 @@ class Power:
         """The member goes."""
         self._card.harness.remove(array.ports[position])
         await self._card.sleep(POLL_NS)
+
+    async def _restart(self, array: Array, position: int) -> None:
+        """The member begins anew, and is brought up to date."""
+        self._card.harness.restart_drive(array.ports[position])
+        await self._card.sleep(self._choose.uniform(0, REPAIRING_NS))
 
     async def _rebuild(self, array: Array, position: int) -> None:
         """The member goes, and another drive that takes its place is being rebuilt."""
