@@ -107,7 +107,7 @@ class Array:
         card = self.card
         hung = given_up_ns(card.config)
         waits = len(self.troubled) * hung + (card.ladder_ns if self.troubled else 0)
-        return waits + work_ns(card.config, card.drive)
+        return waits + work_ns(card.config, card.drive, self.rows)
 
     def allowed(self) -> tuple[int, ...]:
         """Statuses that commands may end with."""

@@ -20,15 +20,15 @@ PASSES = 4
 """
 
 
-def work_ns(config: Config, drive: DriveParameters) -> float:
+def work_ns(config: Config, drive: DriveParameters, rows: int) -> float:
     """Longest time of a command when no drive has a fault: the work of other commands.
 
-    Where few rows can wait at once, it may be the drives' time of all blocks under way, each of
-    them a row of its own.
+    Where few rows can wait at once, or the array has only a few ``rows``, it may be the drives'
+    time of all blocks under way, of which those of a row wait for each other.
     """
     if not isinstance(drive, Ideal):
         return SSD_WORK_NS * USUAL.clock_hz / config.clock_hz
-    rows_ns = BLOCKS_AT_ONCE / config.rows * PASSES * drive.latency_ps / 1000
+    rows_ns = BLOCKS_AT_ONCE / min(config.rows, rows) * PASSES * drive.latency_ps / 1000
     return max(WORK_NS * USUAL.clock_hz / config.clock_hz, rows_ns)
 
 

@@ -252,9 +252,11 @@ class Lifetimes:
         stopped = False
         if choose.random() < 0.5:
             await card.sleep(choose.uniform(0, FAULT_TIME_NS / 4))
-            stopped = (await array.stop_job()).state == JobState.STOPPED
+            job = await array.stop_job()
+            # Or a job of the card's own has taken its place at once.
+            stopped = job.state == JobState.STOPPED or job.kind != WalkKind.ZERO
             with suppress(NvmeError):
-                if stopped:
+                if job.state == JobState.STOPPED:
                     await background.start_job(
                         card.nvme, array.number, WalkKind.ZERO, resume=True
                     )

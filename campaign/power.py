@@ -37,10 +37,10 @@ SHARE, WITHOUT_JOB = 0.25, 0.3
 TWICE, WITHOUT_MEMBER = 0.6, 0.6
 """Share of arrays that lose their power once more, and share of these that lose a member by that.
 """
-MENDED, WRONG, REPAIRING_NS = 0.25, 4, 400_000
+MENDED, WRONG, REPAIRING_NS = 0.1, 4, 400_000
 """Share of arrays of which parities are made wrong, of how many rows at most, and how long they are
 repaired at most until that is stopped."""
-DEGRADED, WRITES = 0.25, 100
+DEGRADED, WRITES = 0.1, 100
 """Share of arrays that lose their power without a member, and writes of a volume at most, before it
 goes and after that."""
 LEAST_RATE = 1
