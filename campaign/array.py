@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from campaign.bounds import given_up_ns, work_ns
+from campaign.bounds import CROWD, CROWDED_BLOCKS, given_up_ns, work_ns
 from campaign.budget import Budget
 from campaign.card import Card, Stuck
 from campaign.volume import Volume, pieces
@@ -25,9 +25,6 @@ JOB_LADDERS = 100
 
 NO_ENTRY = 0x1C1
 """Status: no job runs."""
-
-CROWD = 24
-"""Commands outstanding beyond the command slots, where the slots are to be crowded."""
 
 
 class Array:
@@ -346,7 +343,8 @@ class Array:
                 in_turn=crowded,
                 writes=choose.choice(writes),
                 longest=min(
-                    4 if crowded else choose.choice((4, 16, 32)), config.transfer_blocks
+                    CROWDED_BLOCKS if crowded else choose.choice((4, 16, 32)),
+                    config.transfer_blocks,
                 ),
                 allowed=self.allowed() if allowed is None else allowed,
             )

@@ -13,7 +13,11 @@ SSD_WORK_NS = 20_000_000
 """The same on drives that take hundreds of microseconds a block."""
 
 BLOCKS_AT_ONCE = 12 * 32
-"""Blocks of all commands that are outstanding."""
+"""Blocks of all commands that are outstanding, but for a crowd."""
+CROWD = 24
+"""Commands outstanding beyond the command slots, where the slots are to be crowded."""
+CROWDED_BLOCKS = 4
+"""Blocks of each of these commands, at most."""
 
 PASSES = 4
 """Passes over the drives of a row: unreadable blocks, blocks to work them out from, data, parity.
@@ -28,7 +32,8 @@ def work_ns(config: Config, drive: DriveParameters, rows: int) -> float:
     """
     if not isinstance(drive, Ideal):
         return SSD_WORK_NS * USUAL.clock_hz / config.clock_hz
-    rows_ns = BLOCKS_AT_ONCE / min(config.rows, rows) * PASSES * drive.latency_ps / 1000
+    blocks = max(BLOCKS_AT_ONCE, (config.commands + CROWD) * CROWDED_BLOCKS)
+    rows_ns = blocks / min(config.rows, rows) * PASSES * drive.latency_ps / 1000
     return max(WORK_NS * USUAL.clock_hz / config.clock_hz, rows_ns)
 
 
