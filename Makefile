@@ -44,7 +44,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 PYTEST := env -u CI -u BUILD_NUMBER $(VENV) -m pytest -q
 PARALLEL := -n $(PROCESSES) --dist worksteal
 
-.PHONY: help setup lint format types unit formal mutants same smoke test test-full synth bench \
+.PHONY: help setup lint format types checks unit formal mutants same smoke test test-full synth bench \
 	characterise campaign demo guest clean distclean
 
 help: ## list the targets
@@ -84,9 +84,12 @@ same: $(STAMP) ## whether the netlists are those of COMMIT (default: the last), 
 smoke: $(STAMP) ## a short characterisation run
 	$(VENV) -m sw.characterise --quick --out build/smoke $(JOBS) P2 R5
 
-test: lint types smoke unit ## what every change must pass; ends with pytest's summary
+checks: $(STAMP)
+	@$(MAKE) -s -j $(PROCESSES) -Otarget lint types
 
-test-full: lint types smoke ## as test, slow tests too (as root it installs what only those use)
+test: checks smoke unit ## what every change must pass; ends with pytest's summary
+
+test-full: checks smoke ## as test, slow tests too (as root it installs what only those use)
 	@FULL=1 tools/setup.sh
 	$(PYTEST) $(PARALLEL) --durations 20
 	$(VENV) -m campaign --runs $(RUNS) --processes $(PROCESSES) \
