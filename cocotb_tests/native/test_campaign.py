@@ -29,6 +29,7 @@ from sim.golden.nvme import (
     WRITE_ZEROES,
 )
 from sim.native.harness import Harness
+from sw.driver import background
 from sw.driver.commands import Io
 from sw.driver.native import NativeTransport
 from sw.driver.nvme import Nvme
@@ -270,6 +271,31 @@ def test_reads_that_store_nothing_are_found(monkeypatch):
     monkeypatch.setattr("campaign.volume.FLUSHES", 0)
     monkeypatch.setattr("campaign.volume.FUAS", 0.5)
     find(monkeypatch, {"power"}, "is wrong", runs=24)
+
+
+def test_writes_that_are_not_forced_are_found(monkeypatch):
+    """An array loses power without a member. What was written with FUA is missing."""
+    write = Nvme.write
+
+    async def without(nvme: Nvme, *arguments) -> None:
+        # The next to the last one is FUA.
+        await write(nvme, *arguments[:5], False, *arguments[6:])
+
+    monkeypatch.setattr(Nvme, "write", without)
+    monkeypatch.setattr("campaign.power.DEGRADED", 1)
+    find(monkeypatch, {"degraded"}, "is wrong")
+
+
+def test_rows_that_are_not_repaired_are_found(monkeypatch):
+    """A REPAIR that only checks."""
+    start = background.start_job
+
+    async def checks(nvme: Nvme, array: int, kind: WalkKind, **options) -> None:
+        await start(nvme, array, WalkKind.CHECK if kind == WalkKind.REPAIR else kind, **options)
+
+    monkeypatch.setattr(background, "start_job", checks)
+    monkeypatch.setattr("campaign.power.MENDED", 1)
+    find(monkeypatch, {"mended"}, "CHECK")
 
 
 def test_flushes_past_tolerance_are_found(monkeypatch):
