@@ -11,6 +11,8 @@ WORK_NS = 2_000_000
 
 SSD_WORK_NS = 20_000_000
 """The same on drives that take hundreds of microseconds a block."""
+SSD_BLOCKS_A_ROW = 16
+"""Blocks under way for each row of the array, so that it takes no longer."""
 
 BLOCKS_AT_ONCE = 12 * 32
 """Blocks of all commands that are outstanding, but for a crowd."""
@@ -30,9 +32,10 @@ def work_ns(config: Config, drive: DriveParameters, rows: int) -> float:
     Where few rows can wait at once, or the array has only a few ``rows``, it may be the drives'
     time of all blocks under way, of which those of a row wait for each other.
     """
-    if not isinstance(drive, Ideal):
-        return SSD_WORK_NS * USUAL.clock_hz / config.clock_hz
     blocks = max(BLOCKS_AT_ONCE, (config.commands + CROWD) * CROWDED_BLOCKS)
+    if not isinstance(drive, Ideal):
+        crowding = max(1, blocks / rows / SSD_BLOCKS_A_ROW)
+        return SSD_WORK_NS * USUAL.clock_hz / config.clock_hz * crowding
     rows_ns = blocks / min(config.rows, rows) * PASSES * drive.latency_ps / 1000
     return max(WORK_NS * USUAL.clock_hz / config.clock_hz, rows_ns)
 
