@@ -44,8 +44,8 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 PYTEST := env -u CI -u BUILD_NUMBER $(VENV) -m pytest -q
 PARALLEL := -n $(PROCESSES) --dist worksteal
 
-.PHONY: help setup lint format types checks unit formal mutants same smoke test test-full synth bench \
-	characterise campaign demo guest clean distclean
+.PHONY: help setup lint format types checks unit formal mutants same smoke test test-full synth \
+	bench characterise campaign demo guest clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -163,9 +163,7 @@ class Power:
             card.scribble(port, array.rows)
             await background.migrate_member(card.nvme, array.number, position, port, spare=False)
             return Work(kind, position)
-        for volume in array.volumes:
-            assert await volume.flush() == 0
-            volume.settle()
+        await self._settled(array)
         port = array.ports[position]
         card.harness.remove(port)
         await card.sleep(POLL_NS)
@@ -246,10 +244,8 @@ class Power:
                 break
             missing = await self._done(array, "a rebuild")
         else:
-            volumes = await self._take_over(array, volumes, array.snapshot())
-        for volume in volumes:
-            assert await volume.flush() == 0
-            volume.settle()
+            await self._take_over(array, volumes, array.snapshot())
+        await self._settled(array)
 
     async def _take_over(
         self, array: Array, volumes: list[Volume], contents: list[set[bytes]]

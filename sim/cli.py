@@ -75,7 +75,7 @@ def program(name: str, main: Callable[[], int]) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return BAD_ARGUMENTS
     except OSError as error:
-        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+        if isinstance(error, BrokenPipeError) and reader_has_gone():
             # What is still to be written as the interpreter ends would fail once more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
             return READER_GONE
@@ -85,8 +85,11 @@ def program(name: str, main: Callable[[], int]) -> int:
         return BAD_ARGUMENTS
 
 
-def _reader_has_gone() -> bool:
-    """The pipe that broke is standard output, and none to a program that this one has started."""
+def reader_has_gone() -> bool:
+    """Whether nobody reads standard output any more.
+
+    If so, a pipe that broke is that one, and none to a program that this one has started.
+    """
     output = select.poll()
     output.register(STDOUT, 0)
     return any(event & select.POLLERR for _, event in output.poll(0))

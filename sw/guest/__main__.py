@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sim import isal
 from sim.checkout import BUILD
-from sim.cli import Parser, program, seed
+from sim.cli import Parser, program, reader_has_gone, seed
 from sim.native.harness import HarnessError
 from sw.guest import packages
 from sw.guest.machine import MachineError
@@ -71,6 +71,8 @@ def main() -> int:
         return run(_arguments())
     except (OSError, ValueError, packages.MissingPackagesError, isal.MissingLibraryError,
             MachineError) as error:
+        if isinstance(error, BrokenPipeError) and reader_has_gone():
+            raise
         print(f"guest: {error}", file=sys.stderr)
         return 2
 
