@@ -119,7 +119,7 @@ class Core(wiring.Component):
             returns=LINE_RETURNS,
             reserves=config.line_reserves,
         )
-        self._flusher = Flusher(config=config, users=2 + config.background)
+        self._flusher = Flusher(config=config, users=3 + config.background)
         self._flush_all, self._flush_cache = FlushAll(), FlushAll()
         if config.array_shares:
             self._shares = CommandShares(config=config)
@@ -394,12 +394,16 @@ class Core(wiring.Component):
         ]
 
     def _connect_flushes(self, m: Module) -> None:
-        """Drives that are flushed before the power goes, or the cache is switched off."""
+        """Drives that are flushed before the power goes, or the cache is switched off, or for rows.
+        """
         front_end, tables, flusher = self._front_end, self._tables, self._flusher
+        sequencer = self._sequencer
         flush_all, flush_cache = self._flush_all, self._flush_cache
         drives = tables.drives
         connect(m, front_end.flushes.shutdown, flush_all.request)
         connect(m, front_end.flushes.cache, flush_cache.request)
+        connect(m, sequencer.flush, flusher.ask[2])
+        connect(m, flusher.told[2], sequencer.flushed)
         if self._config.background:
             arrays = self._background.arrays
             has_failed = arrays.states[::2] & arrays.states[1::2]
@@ -454,8 +458,8 @@ class Core(wiring.Component):
         connect(m, front_end.table_changes, background.changes)
         connect(m, background.table_changes, tables.changes)
         connect(m, tables.rewind, background.rewind)
-        connect(m, tables.flush, flusher.ask[2])
-        connect(m, flusher.told[2], tables.flushed)
+        connect(m, tables.flush, flusher.ask[3])
+        connect(m, flusher.told[3], tables.flushed)
         connect(m, front_end.report, background.report)
         connect(m, front_end.slots, background.slots)
         connect(m, front_end.tellings, background.tellings)

@@ -390,7 +390,6 @@ def test_what_is_written_with_fua_without_a_drive_outlives_the_power(
         assert checked
 
 
-@pytest.mark.xfail(strict=True, reason="known fault: the row is not done again without the drive")
 @pytest.mark.parametrize("refuses", [False, True])
 def test_what_is_written_with_fua_as_its_drive_goes_outlives_the_power(refuses):
     """The drive refuses the blocks, or goes, when their rows have been planned with it."""

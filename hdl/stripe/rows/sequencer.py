@@ -37,6 +37,7 @@ from hdl.stripe.rows.operation_result import OperationResult
 from hdl.stripe.rows.phase_queues import PhaseQueues
 from hdl.stripe.rows.progress import Next, Phase, progress
 from hdl.stripe.rows.refusals import Refusals
+from hdl.stripe.rows.row_flushes import RowFlushes
 from hdl.stripe.rows.row_operation import RowOperation
 from hdl.stripe.walks.suspicion import Suspicion
 from hdl.stripe.walks.walk_outcome import WalkOutcome
@@ -60,9 +61,12 @@ class Sequencer(wiring.Component):
     it, the drive is reported on ``fail`` (before any ``committed`` of the row), and the row
     succeeds. If the row does not, its blocks end with WRITE_FAULT, and the drive stays: what is
     live and in sync when the row ends decides, not the level (`hdl.stripe.rows.refusals`). A copy
-    that is not in sync does not make a write succeed. ABORTED operations are sent
-    `hdl.stripe.rows.progress.attempts` times at least, UNREACHED ones and writes that end with
-    MEDIUM_ERROR once more. Operations that are sent again go alone. GONE is always reported.
+    that is not in sync does not make a write succeed. What is written with FUA, and has no drive in
+    the end, is there only with all that it is worked out from. So drives that may have cached some
+    of that are flushed before the row is judged, and it fails if one did not store it. ABORTED
+    operations are sent `hdl.stripe.rows.progress.attempts` times at least, UNREACHED ones and
+    writes that end with MEDIUM_ERROR once more. Operations that are sent again go alone. GONE is
+    always reported.
 
     What was read before drives restarted that are kept, and what is read after it, may be of
     different times: a row that makes something of it, and has not begun to write, is planned again.
@@ -121,6 +125,8 @@ class Sequencer(wiring.Component):
         How a row ends. ``filled`` with ``sector_emulation``.
     fail
         Ports whose drive is to be given up.
+    flush, flushed
+        Those of a user of `hdl.drive.flusher.Flusher`.
     busy
         Something moves.
     restarts
@@ -162,6 +168,8 @@ class Sequencer(wiring.Component):
                 "recovered": Out(stream.Signature(landed(config))),
                 "recover_failed": Out(stream.Signature(committed(config))),
                 "fail": Out(stream.Signature(config.port_bits)),
+                "flush": Out(stream.Signature(MAX_DRIVES)),
+                "flushed": In(stream.Signature(MAX_DRIVES)),
                 "retired": Out(stream.Signature(slot)),
                 "filled": Out(stream.Signature(slot)),
                 "piece": In(stream.Signature(piece(config))),
@@ -185,6 +193,7 @@ class Sequencer(wiring.Component):
         self._steps = PassSteps(config=config)
         self._operation_result = OperationResult(config=config)
         self._refusals = Refusals(config=config)
+        self._flushes = RowFlushes(config=config)
         self._early = Early(config=config)
         self._mends = Mends(config=config)
         self._suspicion = Suspicion(config=config)
@@ -239,6 +248,13 @@ class Sequencer(wiring.Component):
         self._release = Signal()  # its line goes back
         self._report = Signal()  # its drive has gone away
         self._ended = Signal()  # the row's phase has ended
+
+        # Drives that have other blocks of the row, perhaps in their caches, one bit a port; those
+        # that were flushed for it, if any were; whether one of the former was not.
+        self._holders = Signal(MAX_DRIVES)
+        self._stored = Signal(MAX_DRIVES)
+        self._flushed = Signal()
+        self._unstored = Signal()
 
         # Of drives that did not store a block: whether one stays that the row does not do without;
         # those that stay and that it does without; cycles that one has been waited for.
@@ -295,6 +311,7 @@ class Sequencer(wiring.Component):
         m.submodules.steps = self._steps
         m.submodules.operation_result = self._operation_result
         m.submodules.refusals = self._refusals
+        m.submodules.flushes = self._flushes
         m.submodules.early = self._early
         m.submodules.mends = self._mends
         m.submodules.suspicion = self._suspicion
@@ -403,6 +420,7 @@ class Sequencer(wiring.Component):
         result, refusals, strip = self._operation_result, self._refusals, self._strip
         stored = now.good.bit_select(self._index, 1)
         fails = self._fault | (self._unprotected & ~stored)
+        flushes = self._flushes
         migrates = ((1 << self._number) & self._migration_bit).any()
         m.d.comb += [
             result.event.eq(self._event),
@@ -437,7 +455,11 @@ class Sequencer(wiring.Component):
             self.recover_failed.payload.slot.eq(strip.slot),
             self.recover_failed.payload.status.eq(Status.UNRECOVERED_READ),
             self.filled.payload.eq(self._slot),
+            flushes.request.payload.slot.eq(self._slot),
+            flushes.request.payload.ports.eq(self._holders),
         ]
+        connect(m, flushes.ask, flipped(self.flush))
+        connect(m, flipped(self.flushed), flushes.told)
 
     def _connect_walks(self, m: Module) -> None:
         """What walks see of the row, and rows that are to be mended."""
@@ -461,7 +483,7 @@ class Sequencer(wiring.Component):
     def _rest(self, m: Module) -> Value:
         """The state IDLE: what can be done next, most urgent first; whether anything moves."""
         planning, todo, pass_done = self._planning, self._todo, self._early.done
-        room = self._queues.room
+        flushed, room = self._flushes.done, self._queues.room
         with m.State("IDLE"):
             m.d.sync += [
                 self._ended.eq(0),
@@ -469,6 +491,8 @@ class Sequencer(wiring.Component):
                 self._report.eq(0),
                 self._release.eq(0),
                 self._filled.eq(0),
+                self._flushed.eq(0),
+                self._rebuilt.eq(0),
             ]
             with m.If(self.finished.valid):
                 m.d.comb += self.finished.ready.eq(1)
@@ -485,6 +509,14 @@ class Sequencer(wiring.Component):
                     self._slot.eq(pass_done.payload.index),
                 ]
                 m.next = "LOAD-PASS"
+            with m.Elif(flushed.valid & room):
+                m.d.comb += flushed.ready.eq(1)
+                m.d.sync += [
+                    self._slot.eq(flushed.payload.slot),
+                    self._stored.eq(flushed.payload.ports),
+                    self._flushed.eq(1),
+                ]
+                m.next = "LOAD-ROW"
             with m.Elif(todo.output.valid & room):
                 m.d.comb += todo.output.ready.eq(1)
                 m.d.sync += self._slot.eq(todo.output.payload)
@@ -496,6 +528,7 @@ class Sequencer(wiring.Component):
         # At rest, only what arrives, or room for what is queued, moves anything.
         moves = self.finished.valid | pass_done.valid | todo.filling
         moves |= room & (todo.output.valid | planning.ready.valid)
+        moves |= self._flushes.busy
         moves |= self._mends.busy | (self.mends[1].walk.valid & self.mends[1].walk.ready)
         return moves | self._early.busy
 
@@ -691,7 +724,12 @@ class Sequencer(wiring.Component):
             every_role = (1 << (program.data + program.parities)) - 1
             places = Mux(self._protected, every_role, program.write | program.read)
             places |= (program.write & self._migration_bit) | self._migrated
-            m.d.sync += [self._pending.eq(places), now.good.eq(0)]
+            m.d.sync += [
+                self._pending.eq(places),
+                self._holders.eq(0),
+                self._unstored.eq(0),
+                now.good.eq(0),
+            ]
             m.next = "SELECT-PLACE"
         with m.If(now.retry.any()):
             self._try_again(m, phase=Phase.WRITE)
@@ -859,17 +897,27 @@ class Sequencer(wiring.Component):
 
     def _note_drives(self, m: Module) -> None:
         """The states from SELECT-PLACE, of a row of which a drive did not store a block, up to
-        CLOSE: what has become of the drives since the row began."""
+        CLOSE: what has become of the drives since the row began. Or up to FLUSH, of one with FUA
+        that needs what the others have cached. It is resumed once they have been flushed."""
         program, now = self._program, self._now
         pending, port = self._pending, self._target.port
         own = Signal.like(now.lost)
         m.d.comb += own.eq(1 << self._number)
         counts = own & program.write & self._synced & ~now.lost & ~self._migration_bit
+        holds = (own & ~program.write).any() & self._protected
+        worked_out = (program.joined & (now.lost[: self._config.ports] | self._rebuilt)).any()
+        needs_others = program.fua & self._protected & worked_out & self._holders.any()
         with m.State("SELECT-PLACE"):
             m.d.sync += [self._number.eq(self._lowest), pending.eq(pending & (pending - 1))]
             m.next = "FIND-PLACE"
             with m.If(~pending.any()):
                 m.next = "CLOSE"
+                with m.If(needs_others & ~self._flushed):
+                    m.next = "FLUSH"
+        with m.State("FLUSH"):
+            m.d.comb += self._flushes.request.valid.eq(1)
+            with m.If(self._flushes.request.ready):
+                m.next = "IDLE"
         with m.State("FIND-PLACE"):
             m.next = "NOTE-PLACE"
         with m.State("NOTE-PLACE"):
@@ -879,6 +927,10 @@ class Sequencer(wiring.Component):
                 m.d.sync += self._rebuilt.eq(self._rebuilt | own)
             with m.Elif(counts.any()):
                 m.d.sync += now.good.eq(now.good | (1 << self._target.strip))
+            with m.Elif(holds):
+                m.d.sync += self._holders.bit_select(port, 1).eq(1)
+                with m.If(~self._stored.bit_select(port, 1)):
+                    m.d.sync += self._unstored.eq(1)
             m.next = "SELECT-PLACE"
 
     def _close(self, m: Module) -> None:
@@ -893,12 +945,14 @@ class Sequencer(wiring.Component):
             replaced = Mux(self._walks, program.write[: config.ports], program.joined)
             unread = now.bad & self._data_roles & ~replaced
             rebuilt = program.stale | self._rebuilt
+            # Drives that restarted may have lost what they were to store before they were flushed.
+            restarted = program.era != self.arrays.eras[program.array]
+            unstored = self._flushed & (self._unstored | restarted)
             m.d.sync += [
                 missing.eq(lost | program.dead | rebuilt | unread),
                 tolerance.eq(program.parities),
-                fault.eq(self._abandoned | ~program.possible),
+                fault.eq(self._abandoned | ~program.possible | unstored),
                 self._pending.eq(program.joined),
-                self._rebuilt.eq(0),
             ]
             m.next = "COUNT"
             with m.If(program.salvage):
