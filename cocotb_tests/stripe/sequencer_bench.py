@@ -27,7 +27,7 @@ from cocotb_tests.stripe.stripe_models import (
     ParityModel,
     Tables,
 )
-from hdl.config import Config
+from hdl.config import ERA_BITS, Config
 from hdl.flow.geometry import Rotation
 from hdl.flow.host_command import Status
 from hdl.flow.operation import Opcode, landed
@@ -93,6 +93,9 @@ class Row:
         self.blocks: dict[int, bytes] = {}
         self.statuses: list[Status] = []
         self.walk: dict = {}
+        # Once it is being written: the era, and whether drives were away by then.
+        self.era: int | None = None
+        self.planned_without = False
 
 
 class Bench:
@@ -108,6 +111,7 @@ class Bench:
         self.drives = DrivesModel(dut, config, self.lines, active=active, seed=seed)
         self.drives.wants_fua = self._wants_fua
         self.drives.wants_more = self._wants_more
+        self.drives.gives_up = self.fail
         self.drives.redundant = array.parities > 0 or array.mirrored
         self.parity = ParityModel(dut, config, self.lines, active=active, seed=seed)
         self.allocator = Allocator(
@@ -125,6 +129,8 @@ class Bench:
         self.write_faults = 0
         self.read_faults = 0
         self.committed = 0
+        self.worked_out = 0
+        self.era = 0
         self.recovered = 0
         self.retired = 0
         self.mended: set[tuple[int, int]] = set()
@@ -199,6 +205,9 @@ class Bench:
         """What is written, or read, for a host that asked for it; or what a block that is written,
         and that no trusted drive has, is worked out from. And every write of a row is announced."""
         row = self.slots[operation.index]
+        if row.era is None and operation.opcode == Opcode.WRITE:
+            row.era = self.era
+            row.planned_without = self._misses_blocks(row)
         if operation.opcode != Opcode.READ and operation.index in self.drives.begun:
             assert self.drives.begun[operation.index] == (ARRAY, row.row), "another row is marked"
         if not row.fua or operation.opcode != Opcode.READ or row.kind == RowKind.RECOVER:
@@ -229,11 +238,17 @@ class Bench:
             return None
         return row.more and not operation.alone
 
+    def step_era(self) -> None:
+        """The array has lost what was not flushed."""
+        self.era = (self.era + 1) % (1 << ERA_BITS)
+        self.dut.arrays__eras.value = self.era << (ERA_BITS * ARRAY)
+
     def fail(self, port: int) -> None:
+        new = port not in self.failed
         self.failed.add(port)
         self.drives.gone.add(port)
         self.dut.drives__failed.value = sum(1 << one for one in self.failed)
-        if self.config.background:
+        if new and self.config.background:
             # As `changed` does it, in the cycle in which the drive is failed.
             self.dut.arrays__settled.value = 0
 
@@ -298,11 +313,36 @@ class Bench:
         row.statuses.append(event.status)
         if event.status == Status.SUCCESS:
             self.rows[row.row][index] = row.blocks[index]
+            if row.fua:
+                self._check_stored(row, index)
             self.torn.pop((row.row, index), None)
         else:
             assert event.status == Status.WRITE_FAULT
             self.write_faults += 1
             self.torn[row.row, index] = self.allowed(row.row, index) | {row.blocks[index]}
+
+    def _check_stored(self, row: Row, index: int) -> None:
+        """What was written with FUA outlives a power cut: on its drive, or with all that it is
+        worked out from."""
+        drives, places = self.drives, self.strip_places(row.row, index)
+        if any(drives.stored.get(place) == row.blocks[index] for place in places):
+            return
+        assert self.array.parities, f"row {row.row} strip {index} is not stored"
+        others = self.parity_places(row.row)
+        for other in range(self.array.data):
+            others += self.strip_places(row.row, other)
+        away = self.untrusted() | drives.gone
+        usable = [
+            place
+            for place in others
+            if place not in places and place[0] not in away and place not in drives.unreadable
+        ]
+        cached = [place for place in usable if drives.is_cached(place)]
+        assert not cached, f"row {row.row} strip {index} is lost without {cached}"
+        assert len(usable) >= self.array.data, f"row {row.row} strip {index} is on no drive"
+        restarted = row.era != self.era and not row.planned_without
+        assert not restarted, f"row {row.row}: drives have lost data since it was planned"
+        self.worked_out += 1
 
     def _recovered(self, event) -> None:
         row, index = self.by_command.pop(event.slot)

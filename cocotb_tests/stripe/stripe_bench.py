@@ -60,6 +60,8 @@ SEQUENCER_STREAMS = (
     "recovered",
     "recover_failed",
     "fail",
+    "flush",
+    "flushed",
     "walked",
     "piece",
 )

@@ -322,6 +322,10 @@ class DrivesModel:
     that is not in ``begun``, which maps those announced to what was said of them, unless
     ``needs_no_mark`` is true of it and the port. ``wants_fua`` says of an operation whether it is
     to be FUA, or None, and ``wants_more`` whether it is to say that more follows, or None.
+    ``stored`` is what outlives a power cut: what was written or read with FUA, and what drives held
+    as they were flushed. ``flush_errors``: chance that a drive ends a FLUSH with an error. One in
+    ``gone`` is reported on ``gives_up`` then, as the tables find out by themselves. ``flushing`` is
+    called in each FLUSH.
     ``redundant``: reads may be had elsewhere. One that is dated otherwise than its port's
     ``restarts`` ends with ABORTED and is not done.
     """
@@ -332,7 +336,12 @@ class DrivesModel:
         self.config = config
         self.lines = lines
         self.blocks: dict[tuple[int, int], bytes] = {}
+        self.stored: dict[tuple[int, int], bytes] = {}
         self.unreadable: set[tuple[int, int]] = set()
+        self.flush_errors = 0.0
+        self.flushes = 0
+        self.flushing: Callable[[], None] = lambda: None
+        self.gives_up: Callable[[int], None] = lambda port: None
         self.distrusted: set[tuple[int, int]] = set()
         self.gone: set[int] = set()
         self.slow: set[int] = set()
@@ -357,6 +366,7 @@ class DrivesModel:
         self.restarts: Counter[int] = Counter()
         self.counts: Counter = Counter()
         self.outstanding = 0
+        self.outstanding_flush = False
         self.latency = latency
         self._random = random.Random(f"{seed}/drives")
         self._clock = dut.clk
@@ -385,6 +395,41 @@ class DrivesModel:
             callback=self._take,
             ignores=OPERATION_IGNORES,
         )
+        self._told = StreamSource(dut, "flushed", active=active, seed=seed)
+        StreamSink(
+            dut,
+            "flush",
+            active=active,
+            seed=seed,
+            callback=lambda ports: cocotb.start_soon(self._flush(ports)),
+        )
+
+    async def _flush(self, ports: int) -> None:
+        """As `hdl.drive.flusher.Flusher`: one request at a time, of some ports at least."""
+        assert ports and not self.outstanding_flush, f"flush of {ports:b}"
+        self.outstanding_flush = True
+        self.flushes += 1
+        for _ in range(self._random.randrange(1, 2 * self.latency)):
+            await RisingEdge(self._clock)
+        self.flushing()
+        told = 0
+        for port in range(ports.bit_length()):
+            if not ports >> port & 1:
+                continue
+            if port in self.gone:
+                self.gives_up(port)
+            elif self._random.random() >= self.flush_errors:
+                told |= 1 << port
+                for key, block in self.blocks.items():
+                    if key[0] == port:
+                        self.stored[key] = block
+        self.outstanding_flush = False
+        self._told.send(told)
+
+    def is_cached(self, key: tuple[int, int]) -> bool:
+        """A power cut now takes what the block holds."""
+        empty = bytes(BLOCK)
+        return self.stored.get(key, empty) != self.blocks.get(key, empty)
 
     def _take(self, one) -> None:
         assert one.owner == Owner.ROW and one.blocks == 0
@@ -460,6 +505,8 @@ class DrivesModel:
                 self.unreadable.discard(key)
         if one.opcode == Opcode.WRITE:
             self.lines.read(one.line)
+        if one.fua and status == DriveStatus.GOOD:
+            self.stored[key] = self.blocks.get(key, bytes(BLOCK))
         if one.opcode == Opcode.READ and status != DriveStatus.GOOD:
             block = self.blocks.get(key, bytes(BLOCK))
             await self._land(one, block, count=self._random.randrange(BLOCK + 1))

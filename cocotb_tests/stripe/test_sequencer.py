@@ -1,10 +1,14 @@
 """Row sequencer against models of the drives, the parity engine and the line allocator."""
 
 import os
+from collections import Counter
 from functools import partial
+from operator import eq
 
 import cocotb
 import pytest
+from amaranth.hdl import Module
+from amaranth.lib.wiring import connect, flipped
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError
@@ -25,7 +29,9 @@ from hdl.flow.host_command import Status
 from hdl.flow.operation import Opcode
 from hdl.flow.parity_pass import StepKind
 from hdl.flow.row import RowKind
+from hdl.kit.queue import Queue
 from hdl.stripe.rows.progress import attempts
+from hdl.stripe.rows.row_flushes import RowFlushes
 from hdl.stripe.rows.row_operation import RowOperation
 from hdl.stripe.rows.sequencer import Sequencer
 
@@ -273,6 +279,55 @@ async def fails_drives_that_refuse_writes(dut):
     assert bench.failed == refusing and len(refusing) == tolerated
 
 
+def restart_in_flush(bench: Bench, number: int) -> None:
+    """Drives restart in flush ``number``."""
+    if bench.drives.flushes == number:
+        bench.step_era()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def stores_what_blocks_are_worked_out_from(dut):
+    """Drives refuse what is written with FUA, or go on the way. Their rows succeed when the other
+    drives have been flushed, and fail when one of those has not done it, or may have lost data."""
+    bench = bench_of(dut)
+    array, drives = bench.array, bench.drives
+    await start(dut)
+    bench.wishes.random = lambda: 0.0
+    done, faults = 0, Counter()
+    while done < 3 or len(faults) < 2:
+        assert bench.retired < 4000, f"{done} blocks were worked out, {faults}"
+        bench.write_faults = 0
+        drives.write_errors, drives.flush_errors, drives.flushing = 0.0, 0.0, lambda: None
+        bench.revive()
+        for kept in (drives.blocks, drives.unreadable, bench.rows, bench.torn):
+            kept.clear()
+        await random_rows(bench, rows=10, span=8, recover=0)
+        await bench.settle()
+        # Blocks that a row does not write are in caches.
+        drives.stored.clear()
+        port = bench.random.choice(array.ports[: array.width])
+        if bench.random.random() < 0.5:
+            drives.gone.add(port)
+        else:
+            drives.write_errors, drives.may_fail = 1.0, partial(eq, port)
+        trouble = bench.random.choice(("errors", "restarts")) if done >= 3 else ""
+        if trouble == "errors":
+            drives.flush_errors = 0.3
+        elif trouble:
+            drives.flushing = partial(restart_in_flush, bench, drives.flushes + 1)
+        before = bench.worked_out
+        await random_rows(bench, rows=10, span=8, recover=0)
+        await bench.settle()
+        assert not bench.write_faults or trouble
+        faults[trouble] += bench.write_faults
+        faults = +faults
+        if not bench.write_faults:
+            bench.failed |= drives.gone
+            bench.check_drives()
+        done += bench.worked_out > before
+    assert drives.flushes
+
+
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def reports_what_is_beyond_tolerance(dut):
     bench = bench_of(dut)
@@ -368,6 +423,7 @@ WORK = (
 
 
 EARLY = "recovers_early_whatever_fails"
+STORES = "stores_what_blocks_are_worked_out_from"
 NOT_IN_SYNC = "updates_no_row_that_is_not_in_sync"
 BY_PHASE = "counts_attempts_by_phase"
 IN_DOUBT = "updates_no_row_of_an_array_in_doubt"
@@ -457,6 +513,35 @@ class ReadsWithoutFua(RowOperation):
         return m
 
 
+class SkipsFlushes(RowFlushes):
+    """A planted bug: no drive is asked."""
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.rows = rows = Queue(self.request.payload.shape(), 8)
+        connect(m, flipped(self.request), rows.input)
+        connect(m, rows.output, flipped(self.done))
+        return m
+
+
+class BelievesFlushes(RowFlushes):
+    """A planted bug: every drive that was asked has stored all."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.done.payload.ports.eq(-1)
+        return m
+
+
+class IgnoresRestarts(Sequencer):
+    """A planted bug: drives lose nothing as they restart."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self._restarted.eq(0)
+        return m
+
+
 class MarksFirstArray(Sequencer):
     """A planted bug: all rows are marked as those of array 0."""
 
@@ -535,6 +620,7 @@ MUTANTS = {
     KeepsLines: "writes_and_recovers_with_all_drives",
     HidesFaults: "reports_what_is_beyond_tolerance",
     TrustsDrives: "fails_drives_that_refuse_writes",
+    IgnoresRestarts: STORES,
 }
 IN_EVERY_RUN = (BelievesReads, DropsFua, TrustsDrives)
 """The planted bugs that are not of the long suite only."""
@@ -553,7 +639,7 @@ sequence = partial(run_rows, module=__name__)
 def test_rows(array):
     work = WORK
     if ARRAYS[array].parities:
-        work += ("plans_around_unreadable_blocks", "writes_rows_past_repair", EARLY)
+        work += ("plans_around_unreadable_blocks", "writes_rows_past_repair", EARLY, STORES)
     if array == "raid0":
         work = tuple(name for name in work if "refuse" not in name and "between" not in name)
     sequence(Sequencer, array=array, testcase=work)
@@ -580,6 +666,13 @@ def test_reads_without_fua_are_caught(monkeypatch):
     monkeypatch.setattr("hdl.stripe.rows.sequencer.RowOperation", ReadsWithoutFua)
     with pytest.raises(SimulationError, match="should be FUA"):
         sequence(Sequencer, array="raid6", testcase="writes_and_recovers_with_all_drives")
+
+
+@pytest.mark.parametrize("mutant", [SkipsFlushes, BelievesFlushes])
+def test_rows_without_flushes_are_caught(mutant, monkeypatch):
+    monkeypatch.setattr("hdl.stripe.rows.sequencer.RowFlushes", mutant)
+    with pytest.raises(SimulationError, match="is lost without"):
+        sequence(Sequencer, array="raid6", testcase=STORES)
 
 
 @pytest.mark.parametrize(

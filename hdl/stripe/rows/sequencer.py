@@ -229,6 +229,7 @@ class Sequencer(wiring.Component):
         self._synced = Signal(targets(config))
         self._kept_lines = Signal(config.ports)  # roles whose own line the writes need
         self._delivers = Signal(config.ports)  # joined blocks that the host gets
+        self._restarted = Signal()  # drives have, that are kept, since it was planned
         self._mixed = Signal()  # what was read may be of different times
 
         # What is left to go through: targets or roles; roles whose own line goes back, and what
@@ -345,10 +346,9 @@ class Sequencer(wiring.Component):
     def _connect_row(self, m: Module) -> None:
         """What is known of the row at hand."""
         config, program, now = self._config, self._program, self._now
-        # Drives that are kept have restarted since the row was planned.
         uses = Mux(self._recover, program.erased.any(), program.read.any())
-        restarted = program.era != self.arrays.eras[program.array]
         m.d.comb += [
+            self._restarted.eq(program.era != self.arrays.eras[program.array]),
             self.strip_read.address.eq((self._slot << bits_for_count(MAX_DRIVES)) | self._index),
             self._state_read.addr.eq(self._slot),
             self._state_write.addr.eq(self._slot),
@@ -360,7 +360,7 @@ class Sequencer(wiring.Component):
             self._synced.eq(program.synced | always_synced(config)),
             self._kept_lines.eq(program.generate << program.data),
             self._delivers.eq(program.joined),
-            self._mixed.eq(uses & restarted),
+            self._mixed.eq(uses & self._restarted),
         ]
         with m.If(self._walks):
             lines = Mux(program.single, program.aux, program.write | self._migrated)
@@ -946,8 +946,7 @@ class Sequencer(wiring.Component):
             unread = now.bad & self._data_roles & ~replaced
             rebuilt = program.stale | self._rebuilt
             # Drives that restarted may have lost what they were to store before they were flushed.
-            restarted = program.era != self.arrays.eras[program.array]
-            unstored = self._flushed & (self._unstored | restarted)
+            unstored = self._flushed & (self._unstored | self._restarted)
             m.d.sync += [
                 missing.eq(lost | program.dead | rebuilt | unread),
                 tolerance.eq(program.parities),
