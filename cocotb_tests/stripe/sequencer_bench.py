@@ -3,10 +3,12 @@
 import os
 import random
 from collections.abc import Mapping
+from math import inf
 from typing import Self
 
 import cocotb
 from cocotb.triggers import RisingEdge
+from cocotb.utils import get_sim_time
 
 from cocotb_tests.streams import (
     Packing,
@@ -27,7 +29,7 @@ from cocotb_tests.stripe.stripe_models import (
     ParityModel,
     Tables,
 )
-from hdl.config import ERA_BITS, Config
+from hdl.config import ERA_BITS, MAX_DRIVES, Config
 from hdl.flow.geometry import Rotation
 from hdl.flow.host_command import Status
 from hdl.flow.operation import Opcode, landed
@@ -124,6 +126,7 @@ class Bench:
         self.places: dict[int, tuple[int, int]] = {}
         self.torn: dict[tuple[int, int], set[bytes]] = {}
         self.failed: set[int] = set()
+        self.failed_at: dict[int, int] = {}
         self.stale: set[int] = set()
         self.unsettled = False
         self.write_faults = 0
@@ -140,6 +143,7 @@ class Bench:
         TableServer(dut, "strip_read", self._strip)
         self.launch = StreamSource(dut, "launch", active=active, seed=seed)
         dut.drives__failed.value = 0
+        dut.drives__used.value = (1 << MAX_DRIVES) - 1
         if config.background:
             dut.arrays__settled.value = 0
             cocotb.start_soon(self._judge_states())
@@ -245,6 +249,8 @@ class Bench:
 
     def fail(self, port: int) -> None:
         new = port not in self.failed
+        if new:
+            self.failed_at[port] = get_sim_time()
         self.failed.add(port)
         self.drives.gone.add(port)
         self.dut.drives__failed.value = sum(1 << one for one in self.failed)
@@ -255,6 +261,7 @@ class Bench:
     def revive(self) -> None:
         """All drives are as new."""
         self.failed.clear()
+        self.failed_at.clear()
         self.drives.gone.clear()
         self.dut.drives__failed.value = 0
 
@@ -325,7 +332,12 @@ class Bench:
         """What was written with FUA outlives a power cut: on its drive, or with all that it is
         worked out from."""
         drives, places = self.drives, self.strip_places(row.row, index)
-        if any(drives.stored.get(place) == row.blocks[index] for place in places):
+        (slot,) = (slot for slot, one in self.slots.items() if one is row)
+        if any(
+            drives.stored.get(place) == row.blocks[index]
+            and self.failed_at.get(place[0], inf) >= drives.ended_at[slot]
+            for place in places
+        ):
             return
         assert self.array.parities, f"row {row.row} strip {index} is not stored"
         others = self.parity_places(row.row)
@@ -340,7 +352,8 @@ class Bench:
         cached = [place for place in usable if drives.is_cached(place)]
         assert not cached, f"row {row.row} strip {index} is lost without {cached}"
         assert len(usable) >= self.array.data, f"row {row.row} strip {index} is on no drive"
-        restarted = row.era != self.era and not row.planned_without
+        needs_others = len(row.joined) < self.array.data and not row.planned_without
+        restarted = row.era != self.era and needs_others
         assert not restarted, f"row {row.row}: drives have lost data since it was planned"
         self.worked_out += 1
 

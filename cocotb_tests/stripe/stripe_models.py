@@ -12,6 +12,7 @@ from typing import Any
 
 import cocotb
 from cocotb.triggers import Event, RisingEdge
+from cocotb.utils import get_sim_time
 
 from cocotb_tests.streams import Packing, StreamSink, StreamSource, TableServer, sample, unpack
 from hdl.config import DATA_OFFSET_BLOCKS, PIECES, Config
@@ -340,6 +341,7 @@ class DrivesModel:
         self.unreadable: set[tuple[int, int]] = set()
         self.flush_errors = 0.0
         self.flushes = 0
+        self.ended_at: dict[int, int] = {}  # the last operation of each row slot
         self.flushing: Callable[[], None] = lambda: None
         self.gives_up: Callable[[int], None] = lambda port: None
         self.distrusted: set[tuple[int, int]] = set()
@@ -515,6 +517,7 @@ class DrivesModel:
         else:
             self.left_alone.discard(key)
         self.outstanding -= 1
+        self.ended_at[one.index] = get_sim_time()
         self._finished.send(
             port=one.port,
             opcode=one.opcode,

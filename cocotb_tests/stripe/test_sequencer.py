@@ -293,8 +293,8 @@ async def stores_what_blocks_are_worked_out_from(dut):
     array, drives = bench.array, bench.drives
     await start(dut)
     bench.wishes.random = lambda: 0.0
-    done, faults = 0, Counter()
-    while done < 3 or len(faults) < 2:
+    done, ways, faults = 0, set(), Counter()
+    while done < 3 or len(ways) < 3 or len(faults) < 2:
         assert bench.retired < 4000, f"{done} blocks were worked out, {faults}"
         bench.write_faults = 0
         drives.write_errors, drives.flush_errors, drives.flushing = 0.0, 0.0, lambda: None
@@ -306,9 +306,10 @@ async def stores_what_blocks_are_worked_out_from(dut):
         # Blocks that a row does not write are in caches.
         drives.stored.clear()
         port = bench.random.choice(array.ports[: array.width])
-        if bench.random.random() < 0.5:
+        way = bench.random.choice(("goes", "fails amid", "refuses"))
+        if way == "goes":
             drives.gone.add(port)
-        else:
+        elif way == "refuses":
             drives.write_errors, drives.may_fail = 1.0, partial(eq, port)
         trouble = bench.random.choice(("errors", "restarts")) if done >= 3 else ""
         if trouble == "errors":
@@ -316,7 +317,13 @@ async def stores_what_blocks_are_worked_out_from(dut):
         elif trouble:
             drives.flushing = partial(restart_in_flush, bench, drives.flushes + 1)
         before = bench.worked_out
-        await random_rows(bench, rows=10, span=8, recover=0)
+        task = cocotb.start_soon(random_rows(bench, rows=10, span=8, recover=0))
+        if way == "fails amid":
+            for _ in range(bench.random.randrange(1500)):
+                await RisingEdge(dut.clk)
+            bench.fail(port)
+            await RisingEdge(dut.clk)
+        await task
         await bench.settle()
         assert not bench.write_faults or trouble
         faults[trouble] += bench.write_faults
@@ -324,7 +331,9 @@ async def stores_what_blocks_are_worked_out_from(dut):
         if not bench.write_faults:
             bench.failed |= drives.gone
             bench.check_drives()
-        done += bench.worked_out > before
+        if bench.worked_out > before:
+            done += 1
+            ways.add(way)
     assert drives.flushes
 
 

@@ -719,7 +719,10 @@ class Sequencer(wiring.Component):
         """What follows the writes of a row."""
         config, program, now = self._config, self._program, self._now
         m.next = "CLOSE"
-        with m.If(now.lost.any()):
+        # A drive that stored a block with FUA may have gone by now.
+        away = self.drives.used & (self.drives.failed | self.drives.stale)
+        forced = program.fua & self._protected & away.any()
+        with m.If(now.lost.any() | forced | self._flushed):
             # Every role, but of mirrors what was written; and both drives of a migration.
             every_role = (1 << (program.data + program.parities)) - 1
             places = Mux(self._protected, every_role, program.write | program.read)
@@ -905,8 +908,10 @@ class Sequencer(wiring.Component):
         m.d.comb += own.eq(1 << self._number)
         counts = own & program.write & self._synced & ~now.lost & ~self._migration_bit
         holds = (own & ~program.write).any() & self._protected
-        worked_out = (program.joined & (now.lost[: self._config.ports] | self._rebuilt)).any()
-        needs_others = program.fua & self._protected & worked_out & self._holders.any()
+        # Blocks that were planned without their drives have been worked out with FUA already.
+        worked_out = now.lost[: self._config.ports] | self._rebuilt
+        worked_out &= program.joined & ~(program.dead | program.stale)
+        needs_others = program.fua & self._protected & worked_out.any() & self._holders.any()
         with m.State("SELECT-PLACE"):
             m.d.sync += [self._number.eq(self._lowest), pending.eq(pending & (pending - 1))]
             m.next = "FIND-PLACE"
