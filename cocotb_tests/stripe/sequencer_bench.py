@@ -132,7 +132,10 @@ class Bench:
         self.write_faults = 0
         self.read_faults = 0
         self.committed = 0
+        # Of blocks written with FUA: those that are worked out, and those of them that are on a
+        # drive which went before the row's end, while other blocks of the row were not written.
         self.worked_out = 0
+        self.left_behind = 0
         self.era = 0
         self.recovered = 0
         self.retired = 0
@@ -356,6 +359,8 @@ class Bench:
         restarted = row.era != self.era and needs_others
         assert not restarted, f"row {row.row}: drives have lost data since it was planned"
         self.worked_out += 1
+        stored = drives.stored.get(places[0]) == row.blocks[index]
+        self.left_behind += stored and len(row.joined) < self.array.data
 
     def _recovered(self, event) -> None:
         row, index = self.by_command.pop(event.slot)

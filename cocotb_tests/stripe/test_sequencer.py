@@ -293,9 +293,10 @@ async def stores_what_blocks_are_worked_out_from(dut):
     array, drives = bench.array, bench.drives
     await start(dut)
     bench.wishes.random = lambda: 0.0
+    drives.latency = 400
     done, ways, faults = 0, set(), Counter()
-    while done < 3 or len(ways) < 3 or len(faults) < 2:
-        assert bench.retired < 4000, f"{done} blocks were worked out, {faults}"
+    while done < 3 or len(ways) < 3 or len(faults) < 2 or not bench.left_behind:
+        assert bench.retired < 4000, f"{done} times, {ways}, {faults}, {bench.left_behind}"
         bench.write_faults = 0
         drives.write_errors, drives.flush_errors, drives.flushing = 0.0, 0.0, lambda: None
         bench.revive()
@@ -317,13 +318,14 @@ async def stores_what_blocks_are_worked_out_from(dut):
         elif trouble:
             drives.flushing = partial(restart_in_flush, bench, drives.flushes + 1)
         before = bench.worked_out
-        task = cocotb.start_soon(random_rows(bench, rows=10, span=8, recover=0))
         if way == "fails amid":
-            for _ in range(bench.random.randrange(1500)):
+            for row in bench.random.sample(range(0, 8 * ROW_STEP, ROW_STEP), 5):
+                held = [i for i in range(array.data) if bench.strip_places(row, i)[0][0] == port]
+                await bench.begin(row, joined=held or [0])
+            for _ in range(bench.random.randrange(2 * drives.latency)):
                 await RisingEdge(dut.clk)
             bench.fail(port)
-            await RisingEdge(dut.clk)
-        await task
+        await random_rows(bench, rows=10, span=8, recover=0)
         await bench.settle()
         assert not bench.write_faults or trouble
         faults[trouble] += bench.write_faults
