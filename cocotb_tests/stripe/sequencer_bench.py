@@ -98,6 +98,9 @@ class Row:
         # Once it is being written: the era, and whether drives were away by then.
         self.era: int | None = None
         self.planned_without = False
+        # As the row began: of each joined block, the places of its copies; those of all roles.
+        self.places: dict[int, list[tuple[int, int]]] = {}
+        self.roles: list[tuple[int, int]] = []
 
 
 class Bench:
@@ -334,7 +337,9 @@ class Bench:
     def _check_stored(self, row: Row, index: int) -> None:
         """What was written with FUA outlives a power cut: on its drive, or with all that it is
         worked out from."""
-        drives, places = self.drives, self.strip_places(row.row, index)
+        # A member may have migrated since the row began.
+        drives = self.drives
+        places = {*row.places[index], *self.strip_places(row.row, index)}
         (slot,) = (slot for slot, one in self.slots.items() if one is row)
         if any(
             drives.stored.get(place) == row.blocks[index]
@@ -343,13 +348,10 @@ class Bench:
         ):
             return
         assert self.array.parities, f"row {row.row} strip {index} is not stored"
-        others = self.parity_places(row.row)
-        for other in range(self.array.data):
-            others += self.strip_places(row.row, other)
         away = self.untrusted() | drives.gone
         usable = [
             place
-            for place in others
+            for place in row.roles
             if place not in places and place[0] not in away and place not in drives.unreadable
         ]
         cached = [place for place in usable if drives.is_cached(place)]
@@ -359,7 +361,7 @@ class Bench:
         restarted = row.era != self.era and needs_others
         assert not restarted, f"row {row.row}: drives have lost data since it was planned"
         self.worked_out += 1
-        stored = drives.stored.get(places[0]) == row.blocks[index]
+        stored = any(drives.stored.get(place) == row.blocks[index] for place in places)
         self.left_behind += stored and len(row.joined) < self.array.data
 
     def _recovered(self, event) -> None:
@@ -475,12 +477,16 @@ class Bench:
                 line = self.lines.take("joined")
                 entry.blocks[index] = self.random.randbytes(BLOCK)
                 self.lines.contents[line] = entry.blocks[index]
+            entry.places[index] = self.strip_places(row, index)
             entry.strips[index] = command, self.random.randrange(32), line
         slot = next(
             slot
             for slot in self.random.sample(range(self.config.rows), self.config.rows)
             if slot not in self.slots
         )
+        entry.roles = self.parity_places(row)
+        for index in range(self.array.data if self.array.parities else 0):
+            entry.roles += self.strip_places(row, index)
         entry.misses_blocks = self._misses_blocks(entry)
         self.slots[slot] = entry
         self.launch.send(slot)
