@@ -15,11 +15,13 @@ it does so without one of its members, which it replaces after that.
 
 The same holds for an array of which parities were wrong, once a REPAIR is done, or a CHECK of every
 row that follows one that was stopped, and finds nothing. An array that is without a member loses
-its power as well. Then only what was written with FUA since the member went must be there.
+its power as well. Then only what was written with FUA since the member went must be there. It may
+also go amid these writes.
 """
 
 import random
 from dataclasses import dataclass
+from functools import partial
 
 from campaign.array import POLL_NS, Array
 from campaign.card import Card
@@ -43,6 +45,10 @@ repaired at most until that is stopped."""
 DEGRADED, WRITES = 0.1, 100
 """Share of arrays that lose their power without a member, and writes of a volume at most, before it
 goes and after that."""
+AMID = "goes amid writes"
+AMID_NS, SOON_NS = 300_000, 100_000
+"""How long writes have been under way at most when it goes, and until when they may have ended
+before."""
 LEAST_RATE = 1
 
 
@@ -327,12 +333,11 @@ class Power:
             "is replaced": self._rebuild,
             "goes as it migrates": self._take_over_member,
         }
-        way = choose.choice([*ways])
-        await ways[way](array, position)
-        for volume in array.volumes:
-            forced = self._some(volume)
-            await volume.write_each(forced, 1, fua=True)
-            for block in {*range(len(volume.model))} - {*forced}:
+        way = choose.choice([*ways, AMID])
+        if way != AMID:
+            await ways[way](array, position)
+        for volume, stored in (await self._write(array, position, amid=way == AMID)).items():
+            for block in {*range(len(volume.model))} - stored:
                 volume.model.settle(block, {ANYTHING})
         job, member = await array.job(), (await array.state()).members[position]
         await background.set_rate(card.nvme, DEFAULT_RATE)
@@ -348,6 +353,38 @@ class Power:
                 array.ports[position] = member.port
             await self._settled(array)
         array.troubled.clear()
+
+    async def _write(self, array: Array, position: int, *, amid: bool) -> dict[Volume, set[int]]:
+        """Writes some logical blocks of each volume with FUA. Returns those that must be there.
+
+        ``amid``: the member goes meanwhile. Blocks on it need not be there if their writes had
+        ended by then, or soon after: for the card they may have ended before it went.
+        """
+        card, ended_ns = self._card, {}
+
+        async def write(volume: Volume, first: int, buffer: int) -> None:
+            status = await volume.write(first, 1, buffer, 0, fua=True)
+            assert status == 0, f"{volume}: write of block {first}: status {status:#x}"
+            ended_ns[volume, first] = card.harness.now_ns
+
+        load = card.spawn(
+            volume.each(self._some(volume), partial(write, volume)) for volume in array.volumes
+        )
+        if amid:
+            await card.sleep(self._choose.uniform(0, AMID_NS))
+        gone_ns = card.harness.now_ns
+        if amid:
+            await self._leave(array, position)
+        await load.join()
+        stored: dict[Volume, set[int]] = {volume: set() for volume in array.volumes}
+        for (volume, first), at_ns in ended_ns.items():
+            block = volume.start + first * volume.sector_bytes // BLOCK_BYTES
+            places = {place.position for place in array.layout.copies_of(block)}
+            late = at_ns > gone_ns + SOON_NS
+            card.outcome.seen["writes with FUA as their drive goes"] += amid and late
+            if not amid or late or places != {position}:
+                stored[volume].add(first)
+        return stored
 
     async def _leave(self, array: Array, position: int) -> None:
         """The member goes."""
