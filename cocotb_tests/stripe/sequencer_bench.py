@@ -343,7 +343,7 @@ class Bench:
         (slot,) = (slot for slot, one in self.slots.items() if one is row)
         if any(
             drives.stored.get(place) == row.blocks[index]
-            and self.failed_at.get(place[0], inf) >= drives.ended_at[slot]
+            and (place[0] not in self.failed or self.went_after(place[0], slot))
             for place in places
         ):
             return
@@ -363,6 +363,10 @@ class Bench:
         self.worked_out += 1
         stored = any(drives.stored.get(place) == row.blocks[index] for place in places)
         self.left_behind += stored and len(row.joined) < self.array.data
+
+    def went_after(self, port: int, slot: int) -> bool:
+        """The drive has gone since the last operation of the row has ended."""
+        return self.failed_at.get(port, inf) >= self.drives.ended_at[slot]
 
     def _recovered(self, event) -> None:
         row, index = self.by_command.pop(event.slot)

