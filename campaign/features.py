@@ -32,7 +32,7 @@ FEATURES = {
     "mid-power": "that happens in the middle of a rebuild, a migration or a resync",
     "done": "that happens once more, right after the resync or rebuild that follows is done",
     "mended": "that happens right after a REPAIR, or a CHECK that follows one that was stopped",
-    "degraded": "that happens to an array without a member, after writes with FUA",
+    "degraded": "that happens to an array without a member, after or amid writes with FUA",
     "past": "reads, writes and flushes past what the level tolerates",
     "fetch": "the host cannot give some data of a write: it fails, and each block is whole",
     "others": "Write Zeroes, Verify, Compare and Dataset Management among the load",

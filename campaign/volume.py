@@ -423,11 +423,11 @@ class Volume:
 
         await self.each(range(0, self.blocks, at_once), some)
 
-    async def write_each(self, firsts: Iterable[int], count: int, *, fua: bool = False) -> None:
+    async def write_each(self, firsts: Iterable[int], count: int) -> None:
         """Writes ``count`` blocks from each of these blocks on."""
 
         async def write(first: int, buffer: int) -> None:
-            status = await self.write(first, count, buffer, 0, fua=fua)
+            status = await self.write(first, count, buffer, 0, fua=False)
             assert status == 0, f"{self}: write of block {first}: status {status:#x}"
 
         await self.each(firsts, write)

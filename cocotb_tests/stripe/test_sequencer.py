@@ -651,7 +651,7 @@ def test_rows(array):
     work = WORK
     if ARRAYS[array].parities:
         work += ("plans_around_unreadable_blocks", "writes_rows_past_repair", EARLY)
-        # Of the drives of "triple" none was ever seen to go at the right moment.
+        # Of the drives of "triple" none was ever seen to go at the right moment: not understood.
         work += () if array == "triple" else (STORES,)
     if array == "raid0":
         work = tuple(name for name in work if "refuse" not in name and "between" not in name)
