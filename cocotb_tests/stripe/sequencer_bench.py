@@ -413,7 +413,7 @@ class Bench:
     def place(self, row: int) -> tuple[int, int]:
         """Base and shift of a row, the same every time."""
         if row not in self.places:
-            base = self.array.width * (row % self.array.spans)
+            base = self.array.width * (row // ROW_STEP % self.array.spans)
             shift = 0
             if self.array.parities or self.array.width % self.array.copies:
                 shift = self.random.randrange(self.array.width)
