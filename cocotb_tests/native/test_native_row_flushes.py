@@ -11,6 +11,7 @@ from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import PORTS, Card, Volume
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
+from sim.card.layouts import rotation_of
 from sim.card.row_check import checked_row
 from sim.golden.nvme import WRITE_FAULT
 from sim.native.parameters import MICROSECOND, Ideal
@@ -23,6 +24,8 @@ DRIVE = Ideal(
     capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=20 * MICROSECOND, volatile_cache=True
 )
 MEMBERS = 4
+POLL_NS = 40
+"""Shorter than a drive takes to refuse a block again."""
 
 
 def block_of(volume: Volume, position: int) -> tuple[int, int]:
@@ -44,7 +47,7 @@ async def until(card: Card, true: Callable[[], bool]) -> None:
     deadline = card.harness.now_ns + 5_000_000
     while not true():
         assert card.harness.now_ns < deadline, "it does not happen"
-        await card.card.transport.sleep(1_000)
+        await card.card.transport.sleep(POLL_NS)
 
 
 async def wait_for_flush(card: Card, volume: Volume, row: int) -> int:
@@ -63,6 +66,20 @@ def check_stored(card: Card, volume: Volume, block: int, row: int) -> None:
     card.harness.power_loss(volume.ports[1:])
     held = [None, *(card.stored(port, row) for port in volume.ports[1:])]
     volume.check(block, dict(checked_row(volume.layout, 0, row, held))[block], f"row {row}")
+
+
+async def rebuild_some(card: Card, volume: Volume) -> None:
+    """A new drive takes the place of the one that was pulled. Its rebuild is stopped past the first
+    rows."""
+    (port,) = card.gone & {*volume.ports}
+    card.harness.insert(port, blank=True)
+    await card.card.transport.sleep(100_000)
+    await background.set_rate(card.nvme, 1)
+    await background.replace_member(card.nvme, volume.array, volume.ports.index(port), port)
+    card.gone.discard(port)
+    while (await background.job(card.nvme, volume.array)).row < 8:
+        await card.card.transport.sleep(20_000)
+    await background.stop_job(card.nvme, volume.array)
 
 
 async def refused(card: Card, first: int = 0) -> tuple[Volume, int, int]:
@@ -204,16 +221,177 @@ def test_a_mirror_whose_only_whole_copy_refuses_says_so():
             await fill(card, volume)
             card.pull(1)
             assert await card.write(volume, 0, 1, card.buffer(1), 0, fua=False) == 0
-            card.harness.insert(1, blank=True)
-            await card.card.transport.sleep(100_000)
-            await background.set_rate(card.nvme, 1)
-            await background.replace_member(card.nvme, volume.array, 1, 1)
-            while (await background.job(card.nvme, volume.array)).row < 4:
-                await card.card.transport.sleep(20_000)
-            await background.stop_job(card.nvme, volume.array)
+            await rebuild_some(card, volume)
             card.harness.refuse_writes(0, DATA_OFFSET_BLOCKS, 1)
             assert await card.write(volume, 0, 1, card.buffer(1), 0, fua=True) == WRITE_FAULT
             assert await card.write(volume, 1, 1, card.buffer(1), 0, fua=True) == 0
             await card.read_all(volume)
+
+        card.run(main())
+
+
+async def refuse_once(card: Card, volume: Volume, block: int, port: int, row: int) -> None:
+    """Writes a block with FUA that its drive refuses, as often as it is sent, but it lets the block
+    be made unreadable."""
+    before = card.harness.drive_statistics(port)["refused"]
+    card.harness.refuse_writes(port, DATA_OFFSET_BLOCKS + row, 1)
+
+    async def write() -> None:
+        assert await card.write(volume, block, 1, card.buffer(1), 0, fua=True) == 0
+
+    async def accept() -> None:
+        await until(card, lambda: card.harness.drive_statistics(port)["refused"] >= before + 2)
+        card.harness.accept_writes(port, DATA_OFFSET_BLOCKS + row, 1)
+
+    await card.together([write(), accept()])
+
+
+def test_what_is_made_unreadable_stays_so_without_power():
+    """A neighbour in RAID 1E has gone, so the drive stays that refuses one of two copies. The old
+    copy does not come back when all drives lose their power."""
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> None:
+            nvme, sleep = card.nvme, card.card.transport.sleep
+            volume = await card.create(Level.RAID10, range(5), copies=2)
+            layout = volume.layout
+            card.pull(2)
+            await sleep(50_000)
+            blocks: list[int] = []
+            for block in range(layout.blocks(volume.rows)):
+                first, second = layout.copies_of(block)
+                if (first.position, second.position) == (0, 1) and len(blocks) < 6:
+                    blocks.append(block)
+                    assert await card.write(volume, block, 1, card.buffer(1), 0, fua=False) == 0
+            for block in blocks:
+                await refuse_once(card, volume, block, 1, layout.copies_of(block)[1].row)
+            card.harness.power_loss(off_ns=10_000)
+            await sleep(300_000)
+            await raid.delete_volume(nvme, volume.namespace)
+            await raid.delete_array(nvme, volume.array)
+            volume.array = await raid.create_array(
+                nvme,
+                Level.RAID10,
+                range(5),
+                strip_kib=layout.strip_blocks * 4,
+                rotation=rotation_of(layout),
+                copies=2,
+                assume_consistent=True,
+                degraded=True,
+            )
+            volume.namespace = await raid.create_volume(nvme, volume.array)
+            for block in blocks * 4:
+                # Two at once are read from either copy.
+                memory = card.buffer(1), card.buffer(1)
+                await card.together(read(card, volume, block, one) for one in memory)
+
+        card.run(main())
+
+
+async def read(card: Card, volume: Volume, block: int, memory: int) -> None:
+    assert await card.read(volume, block, 1, memory) == 0
+
+
+def test_a_flush_that_fails_costs_no_other_block():
+    """One drive is away and two have restarted, and are kept: nobody believes their flush. So a
+    block that another drive refuses is not stored, but what is away can still be worked out."""
+    members = 6
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> None:
+            volume = await card.create(Level.RAID6, range(members))
+            blocks = range(0, volume.layout.blocks(volume.rows), 8)
+            refusing, away, *kept = volume.layout.roles(0, 0)[:4]
+            places = {block: volume.layout.copies_of(block)[0] for block in range(16)}
+            of = {place.position: block for block, place in places.items() if place.row == 0}
+            for first in blocks:
+                assert await card.write(volume, first, 8, card.buffer(8), 0, fua=True) == 0
+            card.pull(away)
+            for first in blocks:
+                assert await card.write(volume, first, 8, card.buffer(8), 0, fua=True) == 0
+            await background.set_rate(card.nvme, 1)
+            for port in kept:
+                card.harness.restart_drive(port)
+            await card.card.transport.sleep(3_000)
+            await background.stop_job(card.nvme, volume.array)
+            before = card.harness.drive_statistics(refusing)["refused"]
+            card.harness.refuse_writes(refusing, DATA_OFFSET_BLOCKS, 1)
+            statuses: list[int] = []
+
+            async def write() -> None:
+                memory = card.buffer(1)
+                statuses.append(await card.write(volume, of[refusing], 1, memory, 0, fua=True))
+
+            async def accept() -> None:
+                twice = before + 2
+                await until(
+                    card, lambda: card.harness.drive_statistics(refusing)["refused"] >= twice
+                )
+                card.harness.accept_writes(refusing, DATA_OFFSET_BLOCKS, 1)
+
+            await card.together([write(), accept()])
+            assert statuses == [WRITE_FAULT]
+            for block in of.values():
+                assert await card.read(volume, block, 1, card.buffer(1)) == 0
+
+        card.run(main())
+
+
+@pytest.mark.parametrize("fua", [False, True])
+def test_a_rebuilt_row_with_a_block_that_cannot_be_read_is_written(fua):
+    """To a third drive, which is healthy: with FUA as without."""
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> None:
+            volume = await card.create(Level.RAID5, range(MEMBERS))
+            card.pull(0)
+            await fill(card, volume)
+            await rebuild_some(card, volume)
+            written = 0
+            for row in range(1, 8):
+                at = {
+                    place.position: (block, place)
+                    for block in range(volume.layout.blocks(volume.rows))
+                    for place in volume.layout.copies_of(block)
+                    if place.row == row and place.position
+                }
+                if len(at) < 2:
+                    continue
+                (_, bad), (block, _) = [*at.values()][:2]
+                card.spoil(volume, bad)
+                assert await card.write(volume, block, 1, card.buffer(1), 0, fua=fua) == 0
+                written += 1
+            assert written
+
+        card.run(main())
+
+
+def test_a_copy_under_rebuild_is_not_enough_when_the_other_goes():
+    """It goes when it has stored the block, before the copy under rebuild has."""
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> None:
+            volume = await card.create(Level.RAID1, range(2))
+            await fill(card, volume)
+            card.pull(1)
+            assert await card.write(volume, 0, 1, card.buffer(1), 0, fua=False) == 0
+            await rebuild_some(card, volume)
+            block = volume.rows - 1
+            before = card.harness.drive_statistics(0)["fua_blocks"]
+            statuses: list[int] = []
+
+            async def write() -> None:
+                card.harness.drive_fault(1, 1, delay_ns=400_000)
+                memory = card.buffer(1)
+                statuses.append(await card.write(volume, block, 1, memory, 0, fua=True))
+
+            async def go() -> None:
+                await until(card, lambda: card.harness.drive_statistics(0)["fua_blocks"] > before)
+                await card.card.transport.sleep(60_000)
+                card.pull(0)
+                assert not statuses
+
+            await card.together([write(), go()])
+            assert statuses == [WRITE_FAULT]
 
         card.run(main())

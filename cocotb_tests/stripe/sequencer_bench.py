@@ -11,6 +11,7 @@ from cocotb.triggers import RisingEdge
 from cocotb.utils import get_sim_time
 
 from cocotb_tests.streams import (
+    CLOCK_PERIOD_NS,
     Packing,
     StreamSink,
     StreamSource,
@@ -49,6 +50,9 @@ ROW_STEP = 8
 
 PATIENCE = 20_000
 """Cycles within which something must happen."""
+
+JUST_NOW_NS = 200 * CLOCK_PERIOD_NS
+"""A drive that has failed for so long at most may have been there as a row was judged."""
 
 JUDGED_IN = 400
 """Cycles at most until the states of arrays follow a drive that has failed."""
@@ -103,6 +107,11 @@ class Row:
         self.roles: list[tuple[int, int]] = []
 
 
+    def used_places(self) -> list[tuple[int, int]]:
+        """Those of all roles; without parity, of all copies of what is joined."""
+        return self.roles or [place for places in self.places.values() for place in places]
+
+
 class Bench:
     """The sequencer with everything around it, and the truth about every block."""
 
@@ -117,6 +126,7 @@ class Bench:
         self.drives.wants_fua = self._wants_fua
         self.drives.wants_more = self._wants_more
         self.drives.gives_up = self.fail
+        self.drives.may_flush = self._may_flush
         self.drives.redundant = array.parities > 0 or array.mirrored
         self.parity = ParityModel(dut, config, self.lines, active=active, seed=seed)
         self.allocator = Allocator(
@@ -129,7 +139,7 @@ class Bench:
         self.places: dict[int, tuple[int, int]] = {}
         self.torn: dict[tuple[int, int], set[bytes]] = {}
         self.failed: set[int] = set()
-        self.failed_at: dict[int, int] = {}
+        self.failed_at: dict[int, float] = {}
         self.stale: set[int] = set()
         self.unsettled = False
         self.write_faults = 0
@@ -149,6 +159,7 @@ class Bench:
         TableServer(dut, "strip_read", self._strip)
         self.launch = StreamSource(dut, "launch", active=active, seed=seed)
         dut.drives__failed.value = 0
+        dut.drives__stale.value = 0
         dut.drives__used.value = (1 << MAX_DRIVES) - 1
         if config.background:
             dut.arrays__settled.value = 0
@@ -256,7 +267,7 @@ class Bench:
     def fail(self, port: int) -> None:
         new = port not in self.failed
         if new:
-            self.failed_at[port] = get_sim_time()
+            self.failed_at[port] = get_sim_time("ns")
         self.failed.add(port)
         self.drives.gone.add(port)
         self.dut.drives__failed.value = sum(1 << one for one in self.failed)
@@ -270,6 +281,17 @@ class Bench:
         self.failed_at.clear()
         self.drives.gone.clear()
         self.dut.drives__failed.value = 0
+
+    def make_stale(self, port: int, *, foreign: bool = True) -> None:
+        """A drive with ``foreign`` contents takes the place of one that failed, or that one."""
+        self.failed.discard(port)
+        self.drives.gone.discard(port)
+        self.stale.add(port)
+        self.dut.drives__failed.value = sum(1 << one for one in self.failed)
+        self.dut.drives__stale.value = sum(1 << one for one in self.stale)
+        for key in self.drives.blocks:
+            if key[0] == port and foreign:
+                self.drives.blocks[key] = self.random.randbytes(BLOCK)
 
     async def _judge_states(self) -> None:
         """What `hdl.array.states.ArrayStates` says, some time after each change."""
@@ -326,6 +348,7 @@ class Bench:
         row.statuses.append(event.status)
         if event.status == Status.SUCCESS:
             self.rows[row.row][index] = row.blocks[index]
+            self._check_held(row, index)
             if row.fua:
                 self._check_stored(row, index)
             self.torn.pop((row.row, index), None)
@@ -334,16 +357,40 @@ class Bench:
             self.write_faults += 1
             self.torn[row.row, index] = self.allowed(row.row, index) | {row.blocks[index]}
 
+    def _places_of(self, row: Row, index: int) -> set[tuple[int, int]]:
+        """Places of a block. A member may have migrated since the row began."""
+        return {*row.places[index], *self.strip_places(row.row, index)}
+
+    def _check_held(self, row: Row, index: int) -> None:
+        """What was written can be read, or worked out, as drives were a moment ago."""
+        drives, now = self.drives, get_sim_time("ns")
+        away = self.failed | (self.stale if self.array.mirrored else self.stale_at(row.row))
+        away = {port for port in away if now - self.failed_at.get(port, 0) > JUST_NOW_NS}
+        gone = {port for port in self.failed | self.stale if port not in away}
+
+        def there(place: tuple[int, int]) -> bool:
+            return place[0] not in away and place not in drives.unreadable
+
+        places = self._places_of(row, index)
+        held = any(
+            there(place) and (place[0] in gone or drives.blocks.get(place) == row.blocks[index])
+            for place in places
+        )
+        others = sum(there(place) for place in row.roles if place not in places)
+        worked_out = self.array.parities and others >= self.array.data
+        assert held or worked_out, f"row {row.row} strip {index} is nowhere"
+
     def _check_stored(self, row: Row, index: int) -> None:
         """What was written with FUA outlives a power cut: on its drive, or with all that it is
-        worked out from."""
-        # A member may have migrated since the row began.
+        worked out from. What its drive holds instead is not read then."""
         drives = self.drives
-        places = {*row.places[index], *self.strip_places(row.row, index)}
+        places = self._places_of(row, index)
+        old = [place for place in places & drives.spoilt if place[0] not in self.untrusted()]
+        assert not old, f"row {row.row} strip {index}: {old} are readable again"
         (slot,) = (slot for slot, one in self.slots.items() if one is row)
         if any(
             drives.stored.get(place) == row.blocks[index]
-            and (place[0] not in self.failed or self.went_after(place[0], slot))
+            and (place[0] not in self.untrusted() or self.went_after(place[0], slot))
             for place in places
         ):
             return
@@ -363,6 +410,16 @@ class Bench:
         self.worked_out += 1
         stored = any(drives.stored.get(place) == row.blocks[index] for place in places)
         self.left_behind += stored and len(row.joined) < self.array.data
+
+    def _may_flush(self, port: int) -> bool:
+        """A row with FUA that has ended its operations has a block there, and found its drive."""
+        return any(
+            row.fua
+            and port in (place[0] for place in row.used_places())
+            and (port not in self.failed or self.went_after(port, slot))
+            for slot, row in self.slots.items()
+            if slot in self.drives.ended_at
+        )
 
     def went_after(self, port: int, slot: int) -> bool:
         """The drive has gone since the last operation of the row has ended."""

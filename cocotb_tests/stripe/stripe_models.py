@@ -324,9 +324,11 @@ class DrivesModel:
     ``needs_no_mark`` is true of it and the port. ``wants_fua`` says of an operation whether it is
     to be FUA, or None, and ``wants_more`` whether it is to say that more follows, or None.
     ``stored`` is what outlives a power cut: what was written or read with FUA, and what drives held
-    as they were flushed. ``flush_errors``: chance that a drive ends a FLUSH with an error. One in
-    ``gone`` is reported on ``gives_up`` then, as the tables find out by themselves. ``flushing`` is
-    called in each FLUSH.
+    as they were flushed. What was made unreadable and not flushed since is in ``spoilt``: a power
+    cut makes it readable again. ``flush_errors``: chance that a drive ends a FLUSH with an error.
+    One in ``gone`` is reported on ``gives_up`` then, as the tables find out by themselves.
+    ``flushing`` is called in each FLUSH. ``may_flush`` says of a port whether a row may need its
+    FLUSH.
     ``redundant``: reads may be had elsewhere. One that is dated otherwise than its port's
     ``restarts`` ends with ABORTED and is not done.
     """
@@ -339,11 +341,13 @@ class DrivesModel:
         self.blocks: dict[tuple[int, int], bytes] = {}
         self.stored: dict[tuple[int, int], bytes] = {}
         self.unreadable: set[tuple[int, int]] = set()
+        self.spoilt: set[tuple[int, int]] = set()
         self.flush_errors = 0.0
         self.flushes = 0
-        self.ended_at: dict[int, int] = {}  # the last operation of each row slot
+        self.ended_at: dict[int, float] = {}  # the last operation of each row slot
         self.flushing: Callable[[], None] = lambda: None
         self.gives_up: Callable[[int], None] = lambda port: None
+        self.may_flush: Callable[[int], bool] = lambda port: True
         self.distrusted: set[tuple[int, int]] = set()
         self.gone: set[int] = set()
         self.slow: set[int] = set()
@@ -401,7 +405,7 @@ class DrivesModel:
         StreamSink(
             dut,
             "flush",
-            active=active,
+            active=0.01,  # others ask as well
             seed=seed,
             callback=lambda ports: cocotb.start_soon(self._flush(ports)),
         )
@@ -409,8 +413,11 @@ class DrivesModel:
     async def _flush(self, ports: int) -> None:
         """As `hdl.drive.flusher.Flusher`: one request at a time, of some ports at least."""
         assert ports and not self.outstanding_flush, f"flush of {ports:b}"
+        for port in range(ports.bit_length()):
+            assert not ports >> port & 1 or self.may_flush(port), f"no row needs port {port}"
         self.outstanding_flush = True
         self.flushes += 1
+        held, before, spoilt = dict(self.blocks), dict(self.stored), set(self.spoilt)
         for _ in range(self._random.randrange(1, 2 * self.latency)):
             await RisingEdge(self._clock)
         self.flushing()
@@ -422,13 +429,17 @@ class DrivesModel:
                 self.gives_up(port)
             elif self._random.random() >= self.flush_errors:
                 told |= 1 << port
-                self.store(port)
+                for key, block in held.items():
+                    if key[0] == port and self.stored.get(key) == before.get(key):
+                        self.stored[key] = block
+                self.spoilt -= {key for key in spoilt if key[0] == port}
         self.outstanding_flush = False
         self._told.send(told)
 
     def store(self, port: int) -> None:
         """The drive has been flushed."""
         self.stored |= {key: block for key, block in self.blocks.items() if key[0] == port}
+        self.spoilt = {key for key in self.spoilt if key[0] != port}
 
     def is_cached(self, key: tuple[int, int]) -> bool:
         """A power cut now takes what the block holds."""
@@ -496,6 +507,7 @@ class DrivesModel:
                 status = DriveStatus.MEDIUM_ERROR
             else:
                 self.unreadable.add(key)
+                self.spoilt.add(key)
         else:
             if key in self.refusing:
                 status = DriveStatus.MEDIUM_ERROR
@@ -507,6 +519,7 @@ class DrivesModel:
             else:
                 self.blocks[key] = self.lines.read(one.line)
                 self.unreadable.discard(key)
+                self.spoilt.discard(key)
         if one.opcode == Opcode.WRITE:
             self.lines.read(one.line)
         if one.fua and status == DriveStatus.GOOD:
@@ -519,7 +532,7 @@ class DrivesModel:
         else:
             self.left_alone.discard(key)
         self.outstanding -= 1
-        self.ended_at[one.index] = get_sim_time()
+        self.ended_at[one.index] = get_sim_time("ns")
         self._finished.send(
             port=one.port,
             opcode=one.opcode,

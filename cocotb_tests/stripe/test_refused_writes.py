@@ -469,6 +469,49 @@ async def judges_by_what_is_left(dut):
 
 
 @cocotb.test(timeout_time=8, timeout_unit="ms")
+async def judges_again_after_a_wait(dut):
+    """Drives go that have stored the row, while it waits to hear what its array has left, or until
+    a block has been made unreadable."""
+    bench = await begin(dut)
+    drives = bench.drives
+    for number in range(ROUNDS // 4):
+        group = bench.random.choice(bench.groups())
+        row, strip = bench.random.choice([*rows_on(bench, group).items()])
+        joined = [strip] if bench.array.mirrored else [*range(bench.strips(row))]
+        refused, *others = bench.random.sample(bench.role_places(row, strip), bench.tolerated + 1)
+        drives.refusing, drives.spoils_refused = {refused}, True
+        bench.unsettled = True
+        await bench.pause(2)
+        spoilt = drives.counts[Opcode.WRITE_UNCORRECTABLE]
+        entry = await bench.begin(row, joined=joined)
+        held = Event()
+        if number % 2 == 0:
+
+            def spoils(before=spoilt) -> bool:
+                return drives.counts[Opcode.WRITE_UNCORRECTABLE] > before
+
+            await wait_until(dut, spoils, cycles=2 * WAIT_CYCLES, what="a block made unreadable")
+            drives.held[refused] = held
+        else:
+            await bench.pause(2000)
+            assert not drives.outstanding and not entry.statuses
+        for place in others:
+            bench.fail(place[0])
+        await bench.pause(100)
+        bench.unsettled = False
+        drives.held.clear()
+        held.set()
+        await bench.settle()
+        assert bench.failed == {place[0] for place in others}, "the last good drive is given up"
+        assert set(entry.statuses) == {Status.WRITE_FAULT}, entry.statuses
+        bench.check_drives()
+        drives.refusing.clear()
+        bench.revive()
+        await settled(bench)
+        await write(bench, row, joined)
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
 async def copies_agree_after_a_fault(dut):
     """Some copies refuse a block and some abort it, which may have been stored."""
     bench = await begin(dut)
@@ -601,12 +644,28 @@ class LeavesMixtures(Sequencer):
         return m
 
 
+class JudgesOnce(Sequencer):
+    """A planted bug: what goes while a row waits has stored it."""
+
+    def _judge_again(self, m):
+        pass
+
+
+class LeavesBlanksInCaches(Sequencer):
+    """A planted bug: what was made unreadable for a write with FUA is not flushed."""
+
+    def __init__(self, *, config):
+        super().__init__(config=config)
+        self._blank = Const(0, len(self._blank))
+
+
 LAST = "keeps_the_last_that_hold_something"
 STALE = "a_stale_copy_is_no_copy"
 NOT_OLD = "a_stale_copy_is_not_the_old_one"
 REBUILD = "keeps_what_a_rebuild_needs"
 MANY = "keeps_the_array_when_many_refuse"
 LEFT = "judges_by_what_is_left"
+AGAIN = "judges_again_after_a_wait"
 AGREE = "copies_agree_after_a_fault"
 NEIGHBOUR = "keeps_a_neighbour"
 NEIGHBOURS = "keeps_one_of_two_neighbours"
@@ -615,6 +674,7 @@ WORK = (
     REBUILD,
     MANY,
     LEFT,
+    AGAIN,
     "gives_up_what_a_row_does_without",
     "waits_no_longer_than_it_may",
     "a_second_try_is_each_blocks_own",
@@ -689,7 +749,17 @@ def test_planted_bug_in_rows_is_caught(mutant, testcase):
     must_catch(mutant, module=__name__, array=array, testcase=testcase)
 
 
-@pytest.mark.parametrize("array", ["raid1", "raid5"])
+@pytest.mark.parametrize(
+    ("mutant", "array", "testcase"),
+    [
+        (CountsRebuiltDrives, "raid1", REBUILD),
+        (CountsRebuiltDrives, "raid5", REBUILD),
+        (JudgesOnce, "raid5", AGAIN),
+        (JudgesOnce, "raid1e", AGAIN),
+        (LeavesBlanksInCaches, "raid1e", NEIGHBOUR),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 @pytest.mark.slow
-def test_planted_bug_in_the_end_is_caught(array):
-    must_catch(CountsRebuiltDrives, module=__name__, array=array, testcase=REBUILD)
+def test_planted_bug_in_the_end_is_caught(mutant, array, testcase):
+    must_catch(mutant, module=__name__, array=array, testcase=testcase)

@@ -293,13 +293,14 @@ async def stores_what_blocks_are_worked_out_from(dut):
     bench = bench_of(dut)
     array, drives = bench.array, bench.drives
     await start(dut)
-    bench.wishes.random = lambda: 0.0
+    few = partial(bench.random.choice, (0.0, 0.0, 0.0, 1.0))  # are without FUA
     drives.latency = 400
     done, ways, faults = 0, set(), Counter()
-    while done < 3 or len(ways) < 4 or len(faults) < 2 or not bench.left_behind:
+    while done < 3 or len(ways) < 5 or len(faults) < 2 or bench.left_behind < 6:
         assert bench.retired < 4000, f"{done} times, {ways}, {faults}, {bench.left_behind}"
         bench.write_faults = 0
         drives.write_errors, drives.flush_errors, drives.flushing = 0.0, 0.0, lambda: None
+        bench.wishes.random = few
         bench.revive()
         for kept in (drives.blocks, drives.unreadable, bench.rows, bench.torn):
             kept.clear()
@@ -308,7 +309,7 @@ async def stores_what_blocks_are_worked_out_from(dut):
         # Blocks that a row does not write are in caches.
         drives.stored.clear()
         port = bench.random.choice(array.ports)
-        way = bench.random.choice(("goes", "fails amid", "fails behind", "refuses"))
+        way = bench.random.choice(("goes", "fails amid", "fails behind", "comes back", "refuses"))
         if way == "goes":
             drives.gone.add(port)
         elif way == "refuses":
@@ -319,8 +320,9 @@ async def stores_what_blocks_are_worked_out_from(dut):
         elif trouble:
             drives.flushing = partial(restart_in_flush, bench, drives.flushes + 1)
         before = bench.worked_out
-        if way.startswith("fails"):
+        if way in ("fails amid", "fails behind", "comes back"):
             behind: list[tuple[tuple[int, int], bytes]] = []
+            bench.wishes.random = lambda: 0.0
             for row in bench.random.sample(some_rows(8), 5):
                 held = [i for i in range(array.data) if bench.strip_places(row, i)[0][0] == port]
                 entry = await bench.begin(row, joined=held or [0])
@@ -335,6 +337,14 @@ async def stores_what_blocks_are_worked_out_from(dut):
 
                 await wait_until(dut, is_stored, cycles=PATIENCE, what="a block on its drive")
             bench.fail(port)
+            if way == "comes back":
+                # It is to be rebuilt. What was planned before still has its blocks there.
+                bench.make_stale(port, foreign=False)
+                await bench.settle()
+                bench.stale.clear()
+                dut.drives__stale.value = 0
+                bench.fail(port)
+            bench.wishes.random = few
         await random_rows(bench, rows=10, span=8, recover=0)
         await bench.settle()
         assert not bench.write_faults or trouble
@@ -668,7 +678,9 @@ def test_rows(array):
 
 @pytest.mark.parametrize("array", ["raid5_wide", "raid6_wide"])
 def test_rows_wide_enough_to_be_updated(array):
-    sequence(Sequencer, array=array, testcase=(ALL_READABLE, NOT_IN_SYNC, IN_DOUBT, BY_PHASE))
+    sequence(
+        Sequencer, array=array, testcase=(ALL_READABLE, NOT_IN_SYNC, IN_DOUBT, BY_PHASE, STORES)
+    )
 
 
 @pytest.mark.parametrize("array", ["raid5", "raid5_wide", "raid6_wide", "raid10"])

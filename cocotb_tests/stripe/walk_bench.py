@@ -86,17 +86,6 @@ class WalkBench(Bench):
             for place in self.role_places(row, strip)
         }
 
-    def make_stale(self, port: int) -> None:
-        """A drive with foreign contents takes the place of one that failed."""
-        self.failed.discard(port)
-        self.drives.gone.discard(port)
-        self.stale.add(port)
-        self.dut.drives__failed.value = sum(1 << one for one in self.failed)
-        self.dut.drives__stale.value = sum(1 << one for one in self.stale)
-        for key in self.drives.blocks:
-            if key[0] == port:
-                self.drives.blocks[key] = self.random.randbytes(BLOCK)
-
     async def restart(self, contents: Mapping[tuple[int, int], bytes]) -> None:
         """All drives begin anew, and are kept; these blocks are what they were before, and can be
         read."""

@@ -85,7 +85,7 @@ void Drive::begin(int tag, Ps now) {
             if (storage_.refuses(s.command.block))
                 s.refused = true;
             else
-                storage_.set_bad(s.command.block, true);
+                cache_.spoil(storage_, s.command.block);
             finish(tag, DriveStatus::kGood, now);
             break;
     }
@@ -247,8 +247,9 @@ void Drive::complete(int tag, DriveStatus status, Ps now) {
     if (status == DriveStatus::kGood) {
         const Slot& s = slot(tag);
         if (s.command.operation == Operation::kFlush) cache_.flush(s.written_before);
-        // A read with FUA stores the blocks as well, at no cost in time.
-        if (s.command.fua)
+        // A read with FUA stores the blocks as well, at no cost in time. Write Uncorrectable has no
+        // FUA.
+        if (s.command.fua && s.command.operation != Operation::kSpoil)
             for (int i = 0; i < s.command.blocks; ++i)
                 cache_.flush_block(s.command.block + i, s.written_before);
     }

@@ -52,6 +52,10 @@ public:
     // Reads of the block fail, until it is written (`curable`) or for good.
     void set_bad(int64_t block, bool curable) { bad_[block] = curable; }
     void clear_bad(int64_t block) { bad_.erase(block); }
+    bool spoilt(int64_t block) const {
+        const auto bad = bad_.find(block);
+        return bad != bad_.end() && bad->second;
+    }
     // The index of the first bad block of block .. block + count - 1, or `count` if there is none.
     int first_bad(int64_t block, int count) const {
         if (bad_.empty()) return count;

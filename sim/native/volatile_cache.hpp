@@ -1,5 +1,6 @@
-// What a drive has said to be written, but may forget when it is pulled. A journal keeps what each
-// block held before. A flush, or a write with FUA, puts the block on the medium and ends that.
+// What a drive has said to be written, or made unreadable, but may forget when it is pulled. A
+// journal keeps what each block held before. A flush, or a write with FUA, puts the block on the
+// medium and ends that.
 #pragma once
 
 #include <algorithm>
@@ -26,12 +27,14 @@ public:
     }
 
     void write(Storage& storage, int64_t block, const uint8_t* data) {
-        if (on_) {
-            journal_.push_back({block, taken_, {}});
-            storage.read(block, journal_.back().before.data());
-        }
-        ++taken_;
+        note(storage, block);
         storage.write(block, data);
+    }
+
+    // Reads of the block fail until it is written.
+    void spoil(Storage& storage, int64_t block) {
+        note(storage, block);
+        storage.set_bad(block, true);
     }
 
     // The first `taken` blocks are on the medium.
@@ -56,6 +59,7 @@ public:
             if (entry.block == kNone) continue;
             if (random_.below(2)) {
                 storage.write(entry.block, entry.before.data());
+                if (entry.spoilt) storage.set_bad(entry.block, true);
             } else {
                 for (size_t j = 0; j != i; ++j)
                     if (journal_[j].block == entry.block) journal_[j].block = kNone;
@@ -69,8 +73,17 @@ private:
     struct Entry {
         int64_t block;
         int64_t number;
+        bool spoilt;  // it could not be read before
         std::array<uint8_t, size_t(kBlockBytes)> before;
     };
+
+    void note(const Storage& storage, int64_t block) {
+        if (on_) {
+            journal_.push_back({block, taken_, storage.spoilt(block), {}});
+            storage.read(block, journal_.back().before.data());
+        }
+        ++taken_;
+    }
 
     bool on_;
     int64_t taken_ = 0;

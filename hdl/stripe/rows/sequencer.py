@@ -63,7 +63,8 @@ class Sequencer(wiring.Component):
     live and in sync when the row ends decides, not the level (`hdl.stripe.rows.refusals`). A copy
     that is not in sync does not make a write succeed. What is written with FUA, and has no drive in
     the end, is there only with all that it is worked out from. So drives that may have cached some
-    of that are flushed before the row is judged, and it fails if one did not store it. ABORTED
+    of that are flushed when the row has been judged, and drives on which a block was made
+    unreadable. Its commands fail if one did not store it. ABORTED
     operations are sent `hdl.stripe.rows.progress.attempts` times at least, UNREACHED ones and
     writes that end with MEDIUM_ERROR once more. Operations that are sent again go alone. GONE is
     always reported.
@@ -250,12 +251,14 @@ class Sequencer(wiring.Component):
         self._report = Signal()  # its drive has gone away
         self._ended = Signal()  # the row's phase has ended
 
-        # Drives that have other blocks of the row, perhaps in their caches, one bit a port; those
-        # that were flushed for it, if any were; whether one of the former was not.
+        # A bit a port: drives that have other blocks of the row, maybe in their caches, or one that
+        # was made unreadable; those that were flushed for it, if any were. Whether one of the
+        # former was not. Whether what was written with FUA may not be stored after all.
         self._holders = Signal(MAX_DRIVES)
         self._stored = Signal(MAX_DRIVES)
         self._flushed = Signal()
         self._unstored = Signal()
+        self._unproven = Signal()
 
         # Of drives that did not store a block: whether one stays that the row does not do without;
         # those that stay and that it does without; cycles that one has been waited for.
@@ -268,6 +271,8 @@ class Sequencer(wiring.Component):
         self._filled = Signal()  # it goes back to the gatherer
         self._fault = Signal()  # its commands fail
         self._rebuilt = Signal(config.ports)  # roles with parity whose drives are being rebuilt
+        self._blank = self._now.blank  # made unreadable on drives that stay
+        self._gone = Signal(config.ports)  # joined blocks that had a drive as the row was planned
 
     def elaborate(self, platform) -> Module:
         config = self._config
@@ -347,7 +352,10 @@ class Sequencer(wiring.Component):
         """What is known of the row at hand."""
         config, program, now = self._config, self._program, self._now
         uses = Mux(self._recover, program.erased.any(), program.read.any())
+        without = now.lost[: config.ports] | self._blank[: config.ports] | self._rebuilt
         m.d.comb += [
+            # Blocks that were planned without their drives have been worked out with FUA already.
+            self._gone.eq(without & program.joined & ~(program.dead | program.stale)),
             self._restarted.eq(program.era != self.arrays.eras[program.array]),
             self.strip_read.address.eq((self._slot << bits_for_count(MAX_DRIVES)) | self._index),
             self._state_read.addr.eq(self._slot),
@@ -419,7 +427,7 @@ class Sequencer(wiring.Component):
         program, now = self._program, self._now
         result, refusals, strip = self._operation_result, self._refusals, self._strip
         stored = now.good.bit_select(self._index, 1)
-        fails = self._fault | (self._unprotected & ~stored)
+        fails = self._fault | self._unproven | (self._unprotected & ~stored)
         flushes = self._flushes
         migrates = ((1 << self._number) & self._migration_bit).any()
         m.d.comb += [
@@ -493,6 +501,8 @@ class Sequencer(wiring.Component):
                 self._filled.eq(0),
                 self._flushed.eq(0),
                 self._rebuilt.eq(0),
+                self._holders.eq(0),
+                self._unstored.eq(0),
             ]
             with m.If(self.finished.valid):
                 m.d.comb += self.finished.ready.eq(1)
@@ -669,6 +679,8 @@ class Sequencer(wiring.Component):
                     for phase in (Phase.SPOIL, Phase.BLANK):
                         with m.Case(phase):
                             m.next = "FIND-REFUSALS"
+                            with m.If((now.phase == Phase.BLANK) & ~self._walks):
+                                self._judge_again(m)
                             with m.If(now.retry.any()):
                                 self._try_again(m, phase=phase)
                 with m.Default():  # its erasures cannot be solved
@@ -717,30 +729,20 @@ class Sequencer(wiring.Component):
 
     def _after_writes(self, m: Module) -> None:
         """What follows the writes of a row."""
-        config, program, now = self._config, self._program, self._now
+        program, now = self._program, self._now
         m.next = "CLOSE"
-        # A drive that stored a block with FUA may have gone by now.
+        # A drive that stored a block with FUA, or the only copy in sync, may have gone by now.
         away = self.drives.used & (self.drives.failed | self.drives.stale)
-        forced = program.fua & self._protected & away.any()
+        forced = (program.fua | program.mirrored) & away.any()
         with m.If(now.lost.any() | forced | self._flushed):
-            # Every role, but of mirrors what was written; and both drives of a migration.
-            every_role = (1 << (program.data + program.parities)) - 1
-            places = Mux(self._protected, every_role, program.write | program.read)
-            places |= (program.write & self._migration_bit) | self._migrated
-            m.d.sync += [
-                self._pending.eq(places),
-                self._holders.eq(0),
-                self._unstored.eq(0),
-                now.good.eq(0),
-            ]
-            m.next = "SELECT-PLACE"
+            self._walk_places(m)
         with m.If(now.retry.any()):
             self._try_again(m, phase=Phase.WRITE)
             # What a walk writes may not be the row's any more.
-            again = now.retry[: config.ports] | Mux(
-                now.retry[migration_target(config)], 1 << program.migrated, 0
+            again = now.retry[: self._config.ports] | Mux(
+                now.retry[migration_target(self._config)], 1 << program.migrated, 0
             )
-            unwritten = program.aux & (again | program.single.replicate(config.ports))
+            unwritten = program.aux & (again | program.single.replicate(self._config.ports))
             with m.If(self._walks & self._mixed):
                 self._give_back(m, unwritten, then=Next.PLAN)
 
@@ -898,31 +900,36 @@ class Sequencer(wiring.Component):
         """Whether the drive at ``port`` is being rebuilt now."""
         return self.drives.stale.bit_select(port, 1)
 
+    def _walk_places(self, m: Module) -> None:
+        """Ends a state: go through every role, but of mirrors what was written; and both drives of
+        a migration."""
+        program = self._program
+        every_role = (1 << (program.data + program.parities)) - 1
+        places = Mux(self._protected, every_role, program.write | program.read)
+        places |= (program.write & self._migration_bit) | self._migrated
+        m.d.sync += [self._pending.eq(places), self._now.good.eq(0)]
+        m.next = "SELECT-PLACE"
+
+    def _judge_again(self, m: Module) -> None:
+        """Ends a state, after something was waited for: a drive that has another block of the row
+        may have gone meanwhile."""
+        self._walk_places(m)
+
     def _note_drives(self, m: Module) -> None:
         """The states from SELECT-PLACE, of a row of which a drive did not store a block, up to
-        CLOSE: what has become of the drives since the row began. Or up to FLUSH, of one with FUA
-        that needs what the others have cached. It is resumed once they have been flushed."""
+        CLOSE: what has become of the drives since the row began."""
         program, now = self._program, self._now
         pending, port = self._pending, self._target.port
         own = Signal.like(now.lost)
         m.d.comb += own.eq(1 << self._number)
         counts = own & program.write & self._synced & ~now.lost & ~self._migration_bit
+        blank = (own & self._blank).any()
         holds = (own & ~program.write).any() & self._protected
-        # Blocks that were planned without their drives have been worked out with FUA already.
-        worked_out = now.lost[: self._config.ports] | self._rebuilt
-        worked_out &= program.joined & ~(program.dead | program.stale)
-        needs_others = program.fua & self._protected & worked_out.any() & self._holders.any()
         with m.State("SELECT-PLACE"):
             m.d.sync += [self._number.eq(self._lowest), pending.eq(pending & (pending - 1))]
             m.next = "FIND-PLACE"
             with m.If(~pending.any()):
                 m.next = "CLOSE"
-                with m.If(needs_others & ~self._flushed):
-                    m.next = "FLUSH"
-        with m.State("FLUSH"):
-            m.d.comb += self._flushes.request.valid.eq(1)
-            with m.If(self._flushes.request.ready):
-                m.next = "IDLE"
         with m.State("FIND-PLACE"):
             m.next = "NOTE-PLACE"
         with m.State("NOTE-PLACE"):
@@ -930,9 +937,9 @@ class Sequencer(wiring.Component):
                 m.d.sync += [now.lost.eq(now.lost | own), now.left.eq(now.left | own)]
             with m.Elif(~self._walks & self._is_stale(port)):
                 m.d.sync += self._rebuilt.eq(self._rebuilt | own)
-            with m.Elif(counts.any()):
+            with m.Elif(counts.any() & ~blank):
                 m.d.sync += now.good.eq(now.good | (1 << self._target.strip))
-            with m.Elif(holds):
+            with m.Elif(holds | blank):
                 m.d.sync += self._holders.bit_select(port, 1).eq(1)
                 with m.If(~self._stored.bit_select(port, 1)):
                     m.d.sync += self._unstored.eq(1)
@@ -949,14 +956,13 @@ class Sequencer(wiring.Component):
             lost = now.lost[: config.ports]
             replaced = Mux(self._walks, program.write[: config.ports], program.joined)
             unread = now.bad & self._data_roles & ~replaced
-            rebuilt = program.stale | self._rebuilt
-            # Drives that restarted may have lost what they were to store before they were flushed.
-            unstored = self._flushed & (self._unstored | self._restarted)
+            lost |= self._blank[: config.ports]
+            # Those count if a block is missing that its drive had as the row was planned.
+            rebuilt = Mux((lost & ~program.dead).any() | self._gone.any(), self._rebuilt, 0)
             m.d.sync += [
-                missing.eq(lost | program.dead | rebuilt | unread),
+                missing.eq(lost | program.dead | program.stale | rebuilt | unread),
                 tolerance.eq(program.parities),
-                fault.eq(self._abandoned | ~program.possible | unstored),
-                self._pending.eq(program.joined),
+                fault.eq(self._abandoned | ~program.possible),
             ]
             m.next = "COUNT"
             with m.If(program.salvage):
@@ -971,7 +977,7 @@ class Sequencer(wiring.Component):
         with m.State("COUNT"):
             m.d.sync += [missing.eq(missing & (missing - 1)), tolerance.eq(tolerance - 1)]
             with m.If(self._unprotected | fault | (tolerance == 0)):
-                m.next = "SELECT-STRIP"
+                m.next = "CONFIRM"
                 with m.If(refusals.any()):
                     m.next = "FIND-REFUSALS"
                 with m.If(~self._unprotected & missing.any()):
@@ -979,7 +985,7 @@ class Sequencer(wiring.Component):
 
     def _judge_refusals(self, m: Module) -> None:
         """The states FIND-REFUSALS and SELECT-REFUSAL, over the drives that did not store a block,
-        up to SELECT-STRIP; or a phase begins that makes blocks unreadable."""
+        up to CONFIRM; or a phase begins that makes blocks unreadable."""
         config, program, now = self._config, self._program, self._now
         refusals, pending, fault = self._refusals, self._pending, self._fault
         torn, kept, waited = self._torn, self._kept, self._waited
@@ -990,7 +996,7 @@ class Sequencer(wiring.Component):
             with m.If(self._blanks):
                 with m.Switch(now.phase):
                     with m.Case(Phase.BLANK):
-                        m.d.sync += fault.eq(refusals.needed.any())
+                        m.d.sync += fault.eq((fault & ~self._walks) | refusals.needed.any())
                     with m.Case(Phase.SPOIL):
                         m.d.sync += fault.eq(self._redundant)
                     with m.Default():
@@ -1004,8 +1010,7 @@ class Sequencer(wiring.Component):
             ]
             m.next = "FIND-REFUSAL"
             with m.If(~pending.any()):
-                m.d.sync += pending.eq(program.joined)
-                m.next = "SELECT-STRIP"
+                m.next = "CONFIRM"
                 if config.background:
                     spoils = torn & (now.phase != Phase.SPOIL) & refusals.spoilt.any()
                     with m.If((now.phase == Phase.WRITE) & kept.any()):
@@ -1030,6 +1035,8 @@ class Sequencer(wiring.Component):
             with m.If(refusals.waits):
                 m.d.sync += waited.eq(waited + 1)
                 m.next = "REPORT"
+            with m.Elif((waited != 0) & ~refusals.impatient & (now.phase == Phase.WRITE)):
+                self._judge_again(m)
             with m.Elif(refusals.dismissed):
                 m.next = "GIVE-UP"
             with m.Elif(~refusals.kept):
@@ -1044,9 +1051,26 @@ class Sequencer(wiring.Component):
                     m.d.sync += now.left.eq(now.left | own)
 
     def _commit(self, m: Module) -> None:
-        """The states from SELECT-STRIP, which end the ``pending`` joined blocks, up to RETIRE."""
+        """The state CONFIRM, of a row that has been judged, and FLUSH, if what others have cached
+        is needed for what is written with FUA. The row is judged again once they have been
+        flushed. The states from SELECT-STRIP, which end the joined blocks, up to RETIRE."""
         program, now = self._program, self._now
         pending, recover = self._pending, self._recover
+        with m.State("CONFIRM"):
+            # A drive that restarted may have lost what it was to store before it was flushed.
+            m.d.sync += [
+                pending.eq(program.joined),
+                self._unproven.eq(self._flushed & (self._unstored | self._restarted)),
+            ]
+            m.next = "SELECT-STRIP"
+            worked_out = self._protected & self._gone.any()
+            needs = program.fua & ~recover & (worked_out | self._blank.any())
+            with m.If(needs & self._holders.any() & ~self._flushed & ~self._fault):
+                m.next = "FLUSH"
+        with m.State("FLUSH"):
+            m.d.comb += self._flushes.request.valid.eq(1)
+            with m.If(self._flushes.request.ready):
+                m.next = "IDLE"
         with m.State("SELECT-STRIP"):
             m.d.sync += [self._index.eq(self._lowest), pending.eq(pending & (pending - 1))]
             m.next = "FIND-STRIP"
