@@ -362,7 +362,10 @@ class Bench:
         return {*row.places[index], *self.strip_places(row.row, index)}
 
     def _check_held(self, row: Row, index: int) -> None:
-        """What was written can be read, or worked out, as drives were a moment ago."""
+        """What was written can be read, or worked out, as drives were a moment ago, unless the
+        array has failed."""
+        if self.lost_groups():
+            return
         drives, now = self.drives, get_sim_time("ns")
         away = self.failed | (self.stale if self.array.mirrored else self.stale_at(row.row))
         away = {port for port in away if now - self.failed_at.get(port, 0) > JUST_NOW_NS}
