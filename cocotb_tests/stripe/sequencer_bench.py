@@ -372,7 +372,7 @@ class Bench:
         gone = {port for port in self.failed | self.stale if port not in away}
 
         def there(place: tuple[int, int]) -> bool:
-            return place[0] not in away and place not in drives.unreadable
+            return place[0] not in away and place not in drives.marked
 
         places = self._places_of(row, index)
         held = any(

@@ -324,8 +324,8 @@ class DrivesModel:
     ``needs_no_mark`` is true of it and the port. ``wants_fua`` says of an operation whether it is
     to be FUA, or None, and ``wants_more`` whether it is to say that more follows, or None.
     ``stored`` is what outlives a power cut: what was written or read with FUA, and what drives held
-    as they were flushed. What was made unreadable and not flushed since is in ``spoilt``: a power
-    cut makes it readable again. ``flush_errors``: chance that a drive ends a FLUSH with an error.
+    as they were flushed. What the controller has made unreadable is in ``marked``. What of that was
+    not flushed since is in ``spoilt``: a power cut makes it readable again. ``flush_errors``: chance that a drive ends a FLUSH with an error.
     One in ``gone`` is reported on ``gives_up`` then, as the tables find out by themselves.
     ``flushing`` is called in each FLUSH. ``may_flush`` says of a port whether a row may need its
     FLUSH.
@@ -341,6 +341,7 @@ class DrivesModel:
         self.blocks: dict[tuple[int, int], bytes] = {}
         self.stored: dict[tuple[int, int], bytes] = {}
         self.unreadable: set[tuple[int, int]] = set()
+        self.marked: set[tuple[int, int]] = set()
         self.spoilt: set[tuple[int, int]] = set()
         self.flush_errors = 0.0
         self.flushes = 0
@@ -507,6 +508,7 @@ class DrivesModel:
                 status = DriveStatus.MEDIUM_ERROR
             else:
                 self.unreadable.add(key)
+                self.marked.add(key)
                 self.spoilt.add(key)
         else:
             if key in self.refusing:
@@ -519,6 +521,7 @@ class DrivesModel:
             else:
                 self.blocks[key] = self.lines.read(one.line)
                 self.unreadable.discard(key)
+                self.marked.discard(key)
                 self.spoilt.discard(key)
         if one.opcode == Opcode.WRITE:
             self.lines.read(one.line)
