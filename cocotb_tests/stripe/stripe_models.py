@@ -325,10 +325,10 @@ class DrivesModel:
     to be FUA, or None, and ``wants_more`` whether it is to say that more follows, or None.
     ``stored`` is what outlives a power cut: what was written or read with FUA, and what drives held
     as they were flushed. What the controller has made unreadable is in ``marked``. What of that was
-    not flushed since is in ``spoilt``: a power cut makes it readable again. ``flush_errors``: chance that a drive ends a FLUSH with an error.
-    One in ``gone`` is reported on ``gives_up`` then, as the tables find out by themselves.
-    ``flushing`` is called in each FLUSH. ``may_flush`` says of a port whether a row may need its
-    FLUSH.
+    not flushed since is in ``spoilt``: a power cut makes it readable again. ``flush_errors``:
+    chance that a drive ends a FLUSH with an error. One in ``gone`` is reported on ``gives_up``
+    then, as the tables find out by themselves. ``flushing`` is called in each FLUSH. ``may_flush``
+    says of a port whether a row may need its FLUSH.
     ``redundant``: reads may be had elsewhere. One that is dated otherwise than its port's
     ``restarts`` ends with ABORTED and is not done.
     """
