@@ -20,7 +20,7 @@ from hdl.flow.operation import Opcode
 from hdl.flow.pcie_status import PcieStatus
 
 BLOCK, BLOCKS, HOST_LOW, HOST_HIGH, PORT, JOB, BUG = (4 * index for index in range(7))
-JOB_READ, JOB_WRITE, JOB_FLUSH, JOB_SLEEP, JOB_FETCH = range(5)
+JOB_READ, JOB_WRITE, JOB_FLUSH, JOB_SLEEP, JOB_FETCH, JOB_SPOIL = range(6)
 
 WIDTH = 256
 BEATS = BLOCK_BYTES * 8 // WIDTH
@@ -254,7 +254,9 @@ class StandIn(wiring.Component):
                         drive.command.valid.eq(1),
                         drive.command.payload.opcode.eq(
                             Mux(job == JOB_READ, Opcode.READ,
-                                Mux(job == JOB_WRITE, Opcode.WRITE, Opcode.FLUSH))
+                                Mux(job == JOB_WRITE, Opcode.WRITE,
+                                    Mux(job == JOB_SPOIL, Opcode.WRITE_UNCORRECTABLE,
+                                        Opcode.FLUSH)))
                         ),
                         drive.command.payload.block.eq(block),
                         drive.command.payload.blocks.eq(blocks),

@@ -25,6 +25,7 @@ from cocotb_tests.native.native_stand_in import (
     JOB_FETCH,
     JOB_FLUSH,
     JOB_READ,
+    JOB_SPOIL,
     JOB_WRITE,
     MSI_ADDRESS,
     PORT,
@@ -478,6 +479,45 @@ def test_power_loss_of_all_drives():
     assert kept[0] != kept[1] != kept[2] != kept[0]
     assert forgotten(1, lose) == kept
     assert forgotten(2, lose) != kept
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_is_made_unreadable_is_in_the_cache(stored):
+    """A loss of power undoes it for some blocks, unless it was flushed. What is written over it and
+    forgotten leaves a block that cannot be read, and not what was there before."""
+    blocks = range(24)
+    with bench([Ideal(volatile_cache=True)] * 3) as harness:
+
+        def readable() -> list[bool]:
+            statuses = [do(harness, JOB_READ, block=block) for block in blocks]
+            assert {*statuses} <= {0, MEDIUM_ERROR}
+            return [status == 0 for status in statuses]
+
+        def lose_power() -> None:
+            harness.power_cycle(0, off_ns=1_000)
+            harness.run(until_ns=harness.now_ns + 2_000)
+
+        harness.memory[: len(blocks) * BLOCK_BYTES] = b"\x55" * (len(blocks) * BLOCK_BYTES)
+        assert do(harness, JOB_WRITE, blocks=len(blocks)) == 0
+        assert do(harness, JOB_FLUSH) == 0
+        for block in blocks:
+            assert do(harness, JOB_SPOIL, block=block) == 0
+        assert not any(readable())
+        if not stored:
+            lose_power()
+            assert 0 < sum(readable()) < len(blocks)
+            return
+        assert do(harness, JOB_FLUSH) == 0
+        lose_power()
+        assert not any(readable())
+        harness.memory[: len(blocks) * BLOCK_BYTES] = b"\x66" * (len(blocks) * BLOCK_BYTES)
+        assert do(harness, JOB_WRITE, blocks=len(blocks)) == 0
+        lose_power()
+        kept = readable()
+        assert 0 < sum(kept) < len(blocks)
+        for block in blocks:
+            new = harness.read_drive(0, block) == b"\x66" * BLOCK_BYTES
+            assert new == kept[block]
 
 
 def test_power_cycle():
