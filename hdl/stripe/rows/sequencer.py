@@ -64,10 +64,9 @@ class Sequencer(wiring.Component):
     that is not in sync does not make a write succeed. What is written with FUA, and has no drive in
     the end, is there only with all that it is worked out from. So drives that may have cached some
     of that are flushed when the row has been judged, and drives on which a block was made
-    unreadable. Its commands fail if one did not store it. ABORTED
-    operations are sent `hdl.stripe.rows.progress.attempts` times at least, UNREACHED ones and
-    writes that end with MEDIUM_ERROR once more. Operations that are sent again go alone. GONE is
-    always reported.
+    unreadable. Its commands fail if one did not store it. ABORTED operations are sent
+    `hdl.stripe.rows.progress.attempts` times at least, UNREACHED ones and writes that end with
+    MEDIUM_ERROR once more. Operations that are sent again go alone. GONE is always reported.
 
     What was read before drives restarted that are kept, and what is read after it, may be of
     different times: a row that makes something of it, and has not begun to write, is planned again.
@@ -729,20 +728,20 @@ class Sequencer(wiring.Component):
 
     def _after_writes(self, m: Module) -> None:
         """What follows the writes of a row."""
-        program, now = self._program, self._now
+        config, program, now = self._config, self._program, self._now
         m.next = "CLOSE"
         # A drive that stored a block with FUA, or the only copy in sync, may have gone by now.
         away = self.drives.used & (self.drives.failed | self.drives.stale)
-        forced = (program.fua | program.mirrored) & away.any()
+        forced = (program.fua | program.mirrored) & ~self._walks & away.any()
         with m.If(now.lost.any() | forced | self._flushed):
             self._walk_places(m)
         with m.If(now.retry.any()):
             self._try_again(m, phase=Phase.WRITE)
             # What a walk writes may not be the row's any more.
-            again = now.retry[: self._config.ports] | Mux(
-                now.retry[migration_target(self._config)], 1 << program.migrated, 0
+            again = now.retry[: config.ports] | Mux(
+                now.retry[migration_target(config)], 1 << program.migrated, 0
             )
-            unwritten = program.aux & (again | program.single.replicate(self._config.ports))
+            unwritten = program.aux & (again | program.single.replicate(config.ports))
             with m.If(self._walks & self._mixed):
                 self._give_back(m, unwritten, then=Next.PLAN)
 
