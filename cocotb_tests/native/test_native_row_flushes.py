@@ -1,5 +1,5 @@
-"""What happens while a row that is written with FUA, and has lost its drive, waits for the flush of
-the others."""
+"""Rows that are written with FUA and lose a drive, or are refused a block: how they end, and what
+happens while they wait for the flush of the other drives."""
 
 import os
 from collections.abc import Callable
@@ -50,14 +50,13 @@ async def until(card: Card, true: Callable[[], bool]) -> None:
         await card.card.transport.sleep(POLL_NS)
 
 
-async def wait_for_flush(card: Card, volume: Volume, row: int) -> int:
-    """A member that the row needs hangs in the FLUSH for it. Returns its port."""
+async def wait_for_flush(card: Card, volume: Volume) -> None:
+    """A member that the row of the refused block needs hangs in the FLUSH for it."""
     refusing, hanging = volume.ports[0], volume.ports[1]
     await until(card, lambda: card.harness.drive_statistics(refusing)["refused"] > 0)
     # All that the row reads has been read.
     card.harness.drive_fault(hanging, 1)
     await until(card, lambda: card.harness.drive_statistics(hanging)["faults"] == 1)
-    return hanging
 
 
 def check_stored(card: Card, volume: Volume, block: int, row: int) -> None:
@@ -116,7 +115,7 @@ def test_a_healthy_array_does_not_wait():
                 assert await card.write(volume, block, 1, card.buffer(1), 0, fua=True) == 0
                 spent.append(card.harness.now_ns - began)
 
-            await card.together([write(), wait_for_flush(card, volume, row), load(other)])
+            await card.together([write(), wait_for_flush(card, volume), load(other)])
             return volume, block, row
 
         volume, block, row = card.run(main())
@@ -124,7 +123,7 @@ def test_a_healthy_array_does_not_wait():
         check_stored(card, volume, block, row)
 
 
-def test_another_row_waits_for_the_ladder_at_most():
+def test_another_row_waits_for_the_flush():
     """One of another array that has lost a drive as well. There is one FLUSH at a time."""
     with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
 
@@ -135,7 +134,7 @@ def test_another_row_waits_for_the_ladder_at_most():
 
             async def write(queue: int, volume: Volume, block: int, row: int) -> None:
                 if queue:
-                    await wait_for_flush(card, first[0], first[2])
+                    await wait_for_flush(card, first[0])
                 memory = card.buffer(1)
                 assert await card.write(volume, block, 1, memory, queue, fua=True) == 0
                 ended.append(queue)
@@ -161,7 +160,7 @@ def test_a_deletion_waits_for_the_row():
                 ended.append("write")
 
             async def delete() -> None:
-                await wait_for_flush(card, volume, row)
+                await wait_for_flush(card, volume)
                 await raid.delete_volume(card.nvme, volume.namespace)
                 await raid.delete_array(card.nvme, volume.array)
                 ended.append("deletion")
@@ -194,7 +193,7 @@ def test_the_row_outlives_a_reset(way):
                     await card.nvme.write(volume.namespace, block, 1, memory, 0, True, 4096)
 
             async def reset() -> None:
-                await wait_for_flush(card, volume, row)
+                await wait_for_flush(card, volume)
                 if way == "function":
                     card.harness.reset_function()
                     card.harness.set_status("bus_master", 1)
@@ -211,17 +210,23 @@ def test_the_row_outlives_a_reset(way):
         card.run(main())
 
 
+async def rebuilt_mirror(card: Card) -> Volume:
+    """A mirror whose copy on port 1 is new, and whole in the first rows only."""
+    volume = await card.create(Level.RAID1, range(2))
+    await fill(card, volume)
+    card.pull(1)
+    assert await card.write(volume, 0, 1, card.buffer(1), 0, fua=False) == 0
+    await rebuild_some(card, volume)
+    return volume
+
+
 def test_a_mirror_whose_only_whole_copy_refuses_says_so():
     """The new copy has the block as well, but is not trusted before its rebuild ends. A write with
     FUA of which only that has the block fails."""
     with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
 
         async def main() -> None:
-            volume = await card.create(Level.RAID1, range(2))
-            await fill(card, volume)
-            card.pull(1)
-            assert await card.write(volume, 0, 1, card.buffer(1), 0, fua=False) == 0
-            await rebuild_some(card, volume)
+            volume = await rebuilt_mirror(card)
             card.harness.refuse_writes(0, DATA_OFFSET_BLOCKS, 1)
             assert await card.write(volume, 0, 1, card.buffer(1), 0, fua=True) == WRITE_FAULT
             assert await card.write(volume, 1, 1, card.buffer(1), 0, fua=True) == 0
@@ -230,20 +235,23 @@ def test_a_mirror_whose_only_whole_copy_refuses_says_so():
         card.run(main())
 
 
-async def refuse_once(card: Card, volume: Volume, block: int, port: int, row: int) -> None:
+async def refuse_once(card: Card, volume: Volume, block: int, port: int, row: int) -> int:
     """Writes a block with FUA that its drive refuses, as often as it is sent, but it lets the block
-    be made unreadable."""
+    be made unreadable. Returns the status."""
+    statuses: list[int] = []
     before = card.harness.drive_statistics(port)["refused"]
     card.harness.refuse_writes(port, DATA_OFFSET_BLOCKS + row, 1)
 
     async def write() -> None:
-        assert await card.write(volume, block, 1, card.buffer(1), 0, fua=True) == 0
+        statuses.append(await card.write(volume, block, 1, card.buffer(1), 0, fua=True))
 
     async def accept() -> None:
         await until(card, lambda: card.harness.drive_statistics(port)["refused"] >= before + 2)
         card.harness.accept_writes(port, DATA_OFFSET_BLOCKS + row, 1)
 
     await card.together([write(), accept()])
+    (status,) = statuses
+    return status
 
 
 def test_what_is_made_unreadable_stays_so_without_power():
@@ -264,7 +272,8 @@ def test_what_is_made_unreadable_stays_so_without_power():
                     blocks.append(block)
                     assert await card.write(volume, block, 1, card.buffer(1), 0, fua=False) == 0
             for block in blocks:
-                await refuse_once(card, volume, block, 1, layout.copies_of(block)[1].row)
+                row = layout.copies_of(block)[1].row
+                assert await refuse_once(card, volume, block, 1, row) == 0
             card.harness.power_loss(off_ns=10_000)
             await sleep(300_000)
             await raid.delete_volume(nvme, volume.namespace)
@@ -314,23 +323,8 @@ def test_a_flush_that_fails_costs_no_other_block():
                 card.harness.restart_drive(port)
             await card.card.transport.sleep(3_000)
             await background.stop_job(card.nvme, volume.array)
-            before = card.harness.drive_statistics(refusing)["refused"]
-            card.harness.refuse_writes(refusing, DATA_OFFSET_BLOCKS, 1)
-            statuses: list[int] = []
-
-            async def write() -> None:
-                memory = card.buffer(1)
-                statuses.append(await card.write(volume, of[refusing], 1, memory, 0, fua=True))
-
-            async def accept() -> None:
-                twice = before + 2
-                await until(
-                    card, lambda: card.harness.drive_statistics(refusing)["refused"] >= twice
-                )
-                card.harness.accept_writes(refusing, DATA_OFFSET_BLOCKS, 1)
-
-            await card.together([write(), accept()])
-            assert statuses == [WRITE_FAULT]
+            status = await refuse_once(card, volume, of[refusing], refusing, 0)
+            assert status == WRITE_FAULT
             for block in of.values():
                 assert await card.read(volume, block, 1, card.buffer(1)) == 0
 
@@ -371,11 +365,7 @@ def test_a_copy_under_rebuild_is_not_enough_when_the_other_goes():
     with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
 
         async def main() -> None:
-            volume = await card.create(Level.RAID1, range(2))
-            await fill(card, volume)
-            card.pull(1)
-            assert await card.write(volume, 0, 1, card.buffer(1), 0, fua=False) == 0
-            await rebuild_some(card, volume)
+            volume = await rebuilt_mirror(card)
             block = volume.rows - 1
             before = card.harness.drive_statistics(0)["fua_blocks"]
             statuses: list[int] = []
