@@ -43,7 +43,7 @@ from hdl.stripe.walks.suspicion import Suspicion
 from hdl.stripe.walks.walk_outcome import WalkOutcome
 
 REFUSAL_CYCLES = 4096
-"""Cycles that the sequencer waits for the states of arrays at most, for one block."""
+"""Cycles that the sequencer waits for the states of arrays at most, at a time."""
 
 
 class Sequencer(wiring.Component):
@@ -104,8 +104,8 @@ class Sequencer(wiring.Component):
         What the tables know of the drives.
     arrays
         As for `RowPlanning`. Drives that are ``essential`` are not given up for a block. The
-        sequencer, and all rows with it, waits for ``settled`` for `REFUSAL_CYCLES` at most for a
-        block. After that the drive stays.
+        sequencer, and all rows with it, waits for ``settled`` for `REFUSAL_CYCLES` at most at a
+        time. After that the drive stays. After a shorter wait the row is judged again.
     allocate
         Lines of the rows' own.
     free
@@ -956,7 +956,7 @@ class Sequencer(wiring.Component):
             replaced = Mux(self._walks, program.write[: config.ports], program.joined)
             unread = now.bad & self._data_roles & ~replaced
             lost |= self._blank[: config.ports]
-            # Those count if a block is missing that its drive had as the row was planned.
+            # A drive under rebuild counts as missing if the row has lost a block since its plan.
             rebuilt = Mux((lost & ~program.dead).any() | self._gone.any(), self._rebuilt, 0)
             m.d.sync += [
                 missing.eq(lost | program.dead | program.stale | rebuilt | unread),
