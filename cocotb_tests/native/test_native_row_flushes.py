@@ -13,9 +13,10 @@ from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
 from sim.card.layouts import rotation_of
 from sim.card.row_check import checked_row
-from sim.golden.nvme import WRITE_FAULT
+from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
+from sw.driver.commands import NvmeError
 from sw.driver.queue import QueueStoppedError
 
 SEED = int(os.environ.get("SEED") or "1")
@@ -254,17 +255,39 @@ async def refuse_once(card: Card, volume: Volume, block: int, port: int, row: in
     return status
 
 
+async def lose_power(card: Card, volume: Volume, level: Level, *, copies: int = 0) -> None:
+    """All drives lose their power. Then the array is made of them once more, as by a card that
+    knows nothing of it."""
+    nvme, layout = card.nvme, volume.layout
+    card.harness.power_loss(off_ns=10_000)
+    await card.card.transport.sleep(300_000)
+    await raid.delete_volume(nvme, volume.namespace)
+    with suppress(NvmeError):
+        await background.stop_job(nvme, volume.array)
+    await raid.delete_array(nvme, volume.array)
+    volume.array = await raid.create_array(
+        nvme,
+        level,
+        volume.ports,
+        strip_kib=layout.strip_blocks * 4,
+        rotation=rotation_of(layout),
+        copies=copies,
+        assume_consistent=True,
+        degraded=bool(card.gone),
+    )
+    volume.namespace = await raid.create_volume(nvme, volume.array)
+
+
 def test_what_is_made_unreadable_stays_so_without_power():
     """A neighbour in RAID 1E has gone, so the drive stays that refuses one of two copies. The old
     copy does not come back when all drives lose their power."""
     with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
 
         async def main() -> None:
-            nvme, sleep = card.nvme, card.card.transport.sleep
             volume = await card.create(Level.RAID10, range(5), copies=2)
             layout = volume.layout
             card.pull(2)
-            await sleep(50_000)
+            await card.card.transport.sleep(50_000)
             blocks: list[int] = []
             for block in range(layout.blocks(volume.rows)):
                 first, second = layout.copies_of(block)
@@ -274,21 +297,7 @@ def test_what_is_made_unreadable_stays_so_without_power():
             for block in blocks:
                 row = layout.copies_of(block)[1].row
                 assert await refuse_once(card, volume, block, 1, row) == 0
-            card.harness.power_loss(off_ns=10_000)
-            await sleep(300_000)
-            await raid.delete_volume(nvme, volume.namespace)
-            await raid.delete_array(nvme, volume.array)
-            volume.array = await raid.create_array(
-                nvme,
-                Level.RAID10,
-                range(5),
-                strip_kib=layout.strip_blocks * 4,
-                rotation=rotation_of(layout),
-                copies=2,
-                assume_consistent=True,
-                degraded=True,
-            )
-            volume.namespace = await raid.create_volume(nvme, volume.array)
+            await lose_power(card, volume, Level.RAID10, copies=2)
             for block in blocks * 4:
                 # Two at once are read from either copy.
                 memory = card.buffer(1), card.buffer(1)
@@ -303,7 +312,8 @@ async def read(card: Card, volume: Volume, block: int, memory: int) -> None:
 
 def test_a_flush_that_fails_costs_no_other_block():
     """One drive is away and two have restarted, and are kept: nobody believes their flush. So a
-    block that another drive refuses is not stored, but what is away can still be worked out."""
+    block that another drive refuses is not stored, but what is away can still be worked out. A
+    block that is written to the same row meanwhile is on its own drive."""
     members = 6
     with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
 
@@ -323,8 +333,18 @@ def test_a_flush_that_fails_costs_no_other_block():
                 card.harness.restart_drive(port)
             await card.card.transport.sleep(3_000)
             await background.stop_job(card.nvme, volume.array)
-            status = await refuse_once(card, volume, of[refusing], refusing, 0)
-            assert status == WRITE_FAULT
+            others: list[int] = []
+
+            async def refuse() -> None:
+                status = await refuse_once(card, volume, of[refusing], refusing, 0)
+                assert status == WRITE_FAULT
+
+            async def write() -> None:
+                memory = card.buffer(1)
+                others.append(await card.write(volume, of[kept[0]], 1, memory, 1, fua=True))
+
+            await card.together([refuse(), write()])
+            assert others == [0]
             for block in of.values():
                 assert await card.read(volume, block, 1, card.buffer(1)) == 0
 
@@ -383,5 +403,131 @@ def test_a_copy_under_rebuild_is_not_enough_when_the_other_goes():
 
             await card.together([write(), go()])
             assert statuses == [WRITE_FAULT]
+
+        card.run(main())
+
+
+def blocks_by_row(volume: Volume) -> dict[int, dict[int, int]]:
+    """Of each row, the block at each position."""
+    rows: dict[int, dict[int, int]] = {}
+    for block in range(volume.layout.blocks(volume.rows)):
+        (place,) = volume.layout.copies_of(block)
+        rows.setdefault(place.row, {})[place.position] = block
+    return rows
+
+
+@pytest.mark.parametrize(("level", "members"), [(Level.RAID5, 4), (Level.RAID6, 6)])
+def test_what_cannot_be_worked_out_stays_so_without_power(level, members):
+    """A row has lost a block more than the level tolerates, and all others are written with FUA.
+    The block that is not written is lost for good, whatever the parities were."""
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> None:
+            volume = await card.create(level, range(members))
+            memory = card.buffer(1)
+            assert await card.flush(volume) == 0
+            victims: list[int] = []
+            for row, at in blocks_by_row(volume).items():
+                victim, *others = card.random.sample([*at.items()], volume.layout.parities + 1)
+                for position, _ in (victim, *others):
+                    card.harness.medium_error(volume.ports[position], DATA_OFFSET_BLOCKS + row)
+                # Once it has been read, it is known that the row is past repair.
+                assert await card.read(volume, victim[1], 1, memory) == UNRECOVERED_READ
+                for _, block in others:
+                    assert await card.write(volume, block, 1, memory, 0, fua=True) == 0
+                victims.append(victim[1])
+            await lose_power(card, volume, level)
+            for block in victims:
+                assert await card.read(volume, block, 1, memory) == UNRECOVERED_READ
+
+        card.run(main())
+
+
+@pytest.mark.parametrize(("level", "members"), [(Level.RAID5, 4), (Level.RAID6, 6)])
+def test_what_a_failed_write_leaves_stays_so_without_power(level, members):
+    """As many members are away as may be, and the parities refuse what is written with FUA. So the
+    write fails, and what it wrote is made unreadable. What is away is never worked out from that
+    after a loss of power."""
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> None:
+            volume = await card.create(level, range(members))
+            layout, memory = volume.layout, card.buffer(1)
+            for block in range(layout.blocks(volume.rows)):
+                assert await card.write(volume, block, 1, memory, 0, fua=True) == 0
+            away = range(layout.parities)
+            for port in away:
+                card.pull(port)
+            await card.card.transport.sleep(100_000)
+            victims: list[int] = []
+            for row, at in blocks_by_row(volume).items():
+                parities = layout.parity_places(row)
+                if {*parities} & {*away}:
+                    continue
+                for port in parities:
+                    card.harness.refuse_writes(port, DATA_OFFSET_BLOCKS + row, 1)
+                block = next(block for position, block in at.items() if position not in away)
+                assert await card.write(volume, block, 1, memory, 0, fua=True) == WRITE_FAULT
+                for port in parities:
+                    card.harness.accept_writes(port, DATA_OFFSET_BLOCKS + row, 1)
+                victims += [at[position] for position in away]
+            await lose_power(card, volume, level)
+            for block in victims:
+                assert await card.read(volume, block, 1, memory) == UNRECOVERED_READ
+
+        card.run(main())
+
+
+@pytest.mark.parametrize("way", ["refuse", "pull"])
+def test_a_row_is_judged_while_a_rebuild_ends(way):
+    """It needs the new drive's block, which nobody trusts as the row asks for its flush, and
+    everybody does once it has been flushed."""
+    members, late, new, port = 7, 6, 0, 1
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> None:
+            volume = await card.create(Level.RAID6, range(members))
+            sleep, statistics = card.card.transport.sleep, card.harness.drive_statistics
+            await fill(card, volume)
+            card.pull(new)
+            await sleep(50_000)
+            await fill(card, volume)
+            card.harness.insert(new, blank=True)
+            await sleep(100_000)
+            rows = blocks_by_row(volume)
+            row = next(
+                row
+                for row in rows
+                if not {new, port, late} & {*volume.layout.parity_places(row)}
+            )
+            before = statistics(2)["flushes"]
+            written = statistics(new)["written_blocks"]
+            await background.set_rate(card.nvme, 100)
+            await background.replace_member(card.nvme, volume.array, new, new)
+            card.gone.discard(new)
+            await until(card, lambda: statistics(new)["written_blocks"] >= written + ROWS - 2)
+            # The FLUSH at the end of the rebuild is late on this drive.
+            card.harness.drive_fault(late, -1, at_end=True, delay_ns=600_000)
+            await until(card, lambda: statistics(2)["flushes"] > before)
+
+            async def write() -> None:
+                memory, block = card.buffer(1), rows[row][port]
+                assert await card.write(volume, block, 1, memory, 0, fua=True) == 0
+
+            async def lose() -> None:
+                if way == "refuse":
+                    return
+                reads, faults = statistics(port)["reads"], statistics(port)["faults"]
+                await until(card, lambda: statistics(port)["reads"] > reads)
+                card.harness.drive_fault(port, 1)
+                await until(card, lambda: statistics(port)["faults"] > faults)
+                card.pull(port)
+
+            if way == "refuse":
+                card.harness.refuse_writes(port, DATA_OFFSET_BLOCKS + row, 1)
+            await card.together([write(), lose()])
+            found = (await raid.arrays(card.nvme))[0].members
+            assert [one.failed for one in found] == [one == port for one in range(members)]
+            assert not any(one.stale for one in found)
 
         card.run(main())

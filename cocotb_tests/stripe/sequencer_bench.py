@@ -98,6 +98,7 @@ class Row:
         self.strips: dict[int, tuple[int, int, int]] = {}
         self.blocks: dict[int, bytes] = {}
         self.statuses: list[Status] = []
+        self.marked: set[tuple[int, int]] = set()  # places that it has made unreadable
         self.walk: dict = {}
         # Once it is being written: the era, and whether drives were away by then.
         self.era: int | None = None
@@ -229,6 +230,8 @@ class Bench:
         if row.era is None and operation.opcode == Opcode.WRITE:
             row.era = self.era
             row.planned_without = self._misses_blocks(row)
+        if operation.opcode == Opcode.WRITE_UNCORRECTABLE:
+            row.marked.add((operation.port, operation.block))
         if operation.opcode != Opcode.READ and operation.index in self.drives.begun:
             assert self.drives.begun[operation.index] == (ARRAY, row.row), "another row is marked"
         if not row.fua or operation.opcode != Opcode.READ or row.kind == RowKind.RECOVER:
@@ -346,6 +349,8 @@ class Bench:
         assert row.kind == RowKind.WRITE
         self.committed += 1
         row.statuses.append(event.status)
+        if row.fua:
+            self._check_marks(row)
         if event.status == Status.SUCCESS:
             self.rows[row.row][index] = row.blocks[index]
             self._check_held(row, index)
@@ -383,13 +388,18 @@ class Bench:
         worked_out = self.array.parities and others >= self.array.data
         assert held or worked_out, f"row {row.row} strip {index} is nowhere"
 
+    def _check_marks(self, row: Row) -> None:
+        """What a row with FUA has made unreadable is so after a power cut, however the row ends,
+        unless a drive was not flushed well."""
+        marks = row.marked & self.drives.spoilt
+        old = [place for place in marks if place[0] not in self.untrusted()]
+        assert not old or self.drives.flush_errors, f"row {row.row}: {old} are readable again"
+
     def _check_stored(self, row: Row, index: int) -> None:
         """What was written with FUA outlives a power cut: on its drive, or with all that it is
-        worked out from. What its drive holds instead is not read then."""
+        worked out from."""
         drives = self.drives
         places = self._places_of(row, index)
-        old = [place for place in places & drives.spoilt if place[0] not in self.untrusted()]
-        assert not old, f"row {row.row} strip {index}: {old} are readable again"
         (slot,) = (slot for slot, one in self.slots.items() if one is row)
         if any(
             drives.stored.get(place) == row.blocks[index]
@@ -415,10 +425,11 @@ class Bench:
         self.left_behind += stored and len(row.joined) < self.array.data
 
     def _may_flush(self, port: int) -> bool:
-        """A row with FUA that has ended its operations has a block there, and found its drive."""
+        """A row with FUA that has ended its operations has a block there, or has made one unreadable,
+        and found its drive."""
         return any(
             row.fua
-            and port in (place[0] for place in row.used_places())
+            and port in (place[0] for place in (*row.used_places(), *row.marked))
             and (port not in self.failed or self.went_after(port, slot))
             for slot, row in self.slots.items()
             if slot in self.drives.ended_at

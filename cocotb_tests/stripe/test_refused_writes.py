@@ -4,7 +4,7 @@ from functools import partial
 
 import cocotb
 import pytest
-from amaranth.hdl import Const
+from amaranth.hdl import Const, Mux
 from cocotb.triggers import Event
 from cocotb.utils import get_sim_time
 
@@ -18,7 +18,7 @@ from hdl.flow.row import RowKind
 from hdl.flow.walk import WalkKind, WalkResult
 from hdl.stripe.rows.dismissal import Dismissal
 from hdl.stripe.rows.operation_result import OperationResult
-from hdl.stripe.rows.progress import attempts
+from hdl.stripe.rows.progress import Phase, attempts
 from hdl.stripe.rows.sequencer import Sequencer
 
 SPAN = 6
@@ -659,6 +659,13 @@ class LeavesBlanksInCaches(Sequencer):
         self._blank = Const(0, len(self._blank))
 
 
+class LeavesFailedWritesInCaches(Sequencer):
+    """A planted bug: what a write with FUA that failed has made unreadable is not flushed."""
+
+    def _marked(self):
+        return Mux(self._now.phase == Phase.SPOIL, 0, super()._marked())
+
+
 LAST = "keeps_the_last_that_hold_something"
 STALE = "a_stale_copy_is_no_copy"
 NOT_OLD = "a_stale_copy_is_not_the_old_one"
@@ -757,6 +764,8 @@ def test_planted_bug_in_rows_is_caught(mutant, testcase):
         (JudgesOnce, "raid5", AGAIN),
         (JudgesOnce, "raid1e", AGAIN),
         (LeavesBlanksInCaches, "raid1e", NEIGHBOUR),
+        (LeavesFailedWritesInCaches, "raid5", LAST),
+        (LeavesFailedWritesInCaches, "raid1", LAST),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

@@ -20,6 +20,7 @@ from cocotb_tests.stripe.sequencer_bench import (
     PATIENCE,
     ROW_STEP,
     Bench,
+    Row,
     bench_of,
     random_rows,
     some_rows,
@@ -359,6 +360,53 @@ async def stores_what_blocks_are_worked_out_from(dut):
     assert drives.flushes
 
 
+async def refused_with_fua(bench: Bench, row: int, *others: int) -> tuple[Row, int]:
+    """A row whose lowest strip its drive refuses to write with FUA, while ``others`` are written;
+    all else is in caches. The port of that drive."""
+    (refused,) = bench.strip_places(row, 0)
+    bench.drives.stored.clear()
+    bench.drives.refusing = {refused}
+    bench.drives.spoils_refused = True
+    bench.wishes.random = lambda: 0.0
+    return await bench.begin(row, joined=[0, *others]), refused[0]
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def fails_only_what_needs_a_flush(dut):
+    """A drive refuses a block of two, and no drive is flushed well. The other block is stored."""
+    bench = bench_of(dut)
+    await bench.fill(rows=30, span=6)
+    bench.drives.flush_errors = 1.0
+    entry, port = await refused_with_fua(bench, some_rows(6)[3], 1)
+    await bench.settle()
+    assert bench.drives.flushes == 1 and bench.failed <= {port}
+    assert entry.statuses == [Status.WRITE_FAULT, Status.SUCCESS]
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def judges_while_a_rebuild_ends(dut):
+    """A drive that was being rebuilt as the row asked for its flush is trusted once it has been
+    flushed. The row needs its block, and succeeds."""
+    bench = bench_of(dut)
+    await bench.fill(rows=30, span=6)
+    assert bench.tolerated > 1
+    for row in some_rows(6):
+        new = bench.strip_places(row, 1)[0][0]
+        # It has been rebuilt; what it has is in its cache.
+        bench.make_stale(new, foreign=False)
+
+        def trust() -> None:
+            bench.stale.clear()
+            dut.drives__stale.value = 0
+
+        bench.drives.flushing = trust
+        entry, port = await refused_with_fua(bench, row)
+        await bench.settle()
+        assert entry.statuses == [Status.SUCCESS] and bench.failed == {port}
+        bench.drives.refusing.clear()
+        bench.revive()
+
+
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def reports_what_is_beyond_tolerance(dut):
     bench = bench_of(dut)
@@ -458,6 +506,9 @@ STORES = "stores_what_blocks_are_worked_out_from"
 NOT_IN_SYNC = "updates_no_row_that_is_not_in_sync"
 BY_PHASE = "counts_attempts_by_phase"
 IN_DOUBT = "updates_no_row_of_an_array_in_doubt"
+NEEDS = "fails_only_what_needs_a_flush"
+REBUILT = "judges_while_a_rebuild_ends"
+PAST_REPAIR = "writes_rows_past_repair"
 ALL_READABLE = "protects_rows_of_which_all_data_is_readable"
 
 
@@ -573,6 +624,33 @@ class IgnoresRestarts(Sequencer):
         return m
 
 
+class LeavesMarksInCaches(Sequencer):
+    """A planted bug: parities that a row has made unreadable are not flushed."""
+
+    def _marked(self):
+        return self._blank
+
+
+class FailsWholeRows(Sequencer):
+    """A planted bug: a flush that fails is the end of all commands of its row."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self._unproven):
+            m.d.comb += self.committed.payload.status.eq(Status.WRITE_FAULT)
+        return m
+
+
+class AsksTrustedDrives(Sequencer):
+    """A planted bug: a drive that is being rebuilt is not flushed for a row."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        ports = self._holders & ~self.drives.stale
+        m.d.comb += self._flushes.request.payload.ports.eq(ports)
+        return m
+
+
 class MarksFirstArray(Sequencer):
     """A planted bug: all rows are marked as those of array 0."""
 
@@ -642,7 +720,7 @@ MUTANTS = {
     BelievesReads: EARLY,
     FirstPieceOnly: EARLY,
     GivesUpAtOnce: "writes_twice_what_a_drive_refuses_once",
-    TrustsOldParity: "writes_rows_past_repair",
+    TrustsOldParity: PAST_REPAIR,
     MergesAgain: "keeps_rows_with_drives_failing_in_between",
     DropsFua: "writes_and_recovers_with_all_drives",
     MarksFirstArray: "writes_and_recovers_with_all_drives",
@@ -652,8 +730,11 @@ MUTANTS = {
     HidesFaults: "reports_what_is_beyond_tolerance",
     TrustsDrives: "fails_drives_that_refuse_writes",
     IgnoresRestarts: STORES,
+    LeavesMarksInCaches: PAST_REPAIR,
+    FailsWholeRows: NEEDS,
+    AsksTrustedDrives: REBUILT,
 }
-IN_EVERY_RUN = (BelievesReads, DropsFua, TrustsDrives)
+IN_EVERY_RUN = (BelievesReads, DropsFua, TrustsDrives, LeavesMarksInCaches)
 """The planted bugs that are not of the long suite only."""
 
 
@@ -670,7 +751,9 @@ sequence = partial(run_rows, module=__name__)
 def test_rows(array):
     work = WORK
     if ARRAYS[array].parities:
-        work += ("plans_around_unreadable_blocks", "writes_rows_past_repair", EARLY, STORES)
+        work += ("plans_around_unreadable_blocks", PAST_REPAIR, EARLY, STORES, NEEDS)
+    if ARRAYS[array].parities > 1:
+        work += (REBUILT,)
     if array == "raid0":
         work = tuple(name for name in work if "refuse" not in name and "between" not in name)
     sequence(Sequencer, array=array, testcase=work)

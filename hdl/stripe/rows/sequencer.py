@@ -104,8 +104,9 @@ class Sequencer(wiring.Component):
         What the tables know of the drives.
     arrays
         As for `RowPlanning`. Drives that are ``essential`` are not given up for a block. The
-        sequencer, and all rows with it, waits for ``settled`` for `REFUSAL_CYCLES` at most at a
-        time. After that the drive stays. After a shorter wait the row is judged again.
+        sequencer, and all rows with it, waits for ``settled`` for `REFUSAL_CYCLES` at most for a
+        row, each time that it is judged. After that the drive stays. After a shorter wait all of
+        the row's drives are looked at again.
     allocate
         Lines of the rows' own.
     free
@@ -260,9 +261,10 @@ class Sequencer(wiring.Component):
         self._unproven = Signal()
 
         # Of drives that did not store a block: whether one stays that the row does not do without;
-        # those that stay and that it does without; cycles that one has been waited for.
+        # those that stay and that it does without; cycles that the row has waited for one.
         self._torn = Signal()
         self._kept = Signal(targets(config))
+        self._delayed = Signal()  # this one has been waited for
         self._waited = Signal(range(REFUSAL_CYCLES + 1))
 
         # How the row ends.
@@ -426,7 +428,10 @@ class Sequencer(wiring.Component):
         program, now = self._program, self._now
         result, refusals, strip = self._operation_result, self._refusals, self._strip
         stored = now.good.bit_select(self._index, 1)
-        fails = self._fault | self._unproven | (self._unprotected & ~stored)
+        # Others' caches matter for what is not on its drive, and for what is unreadable.
+        needs_others = self._gone.bit_select(self._index, 1) | program.salvage | self._unprotected
+        unproven = self._unproven & needs_others
+        fails = self._fault | unproven | (self._unprotected & ~stored)
         flushes = self._flushes
         migrates = ((1 << self._number) & self._migration_bit).any()
         m.d.comb += [
@@ -502,6 +507,7 @@ class Sequencer(wiring.Component):
                 self._rebuilt.eq(0),
                 self._holders.eq(0),
                 self._unstored.eq(0),
+                self._waited.eq(0),
             ]
             with m.If(self.finished.valid):
                 m.d.comb += self.finished.ready.eq(1)
@@ -678,8 +684,12 @@ class Sequencer(wiring.Component):
                     for phase in (Phase.SPOIL, Phase.BLANK):
                         with m.Case(phase):
                             m.next = "FIND-REFUSALS"
-                            with m.If((now.phase == Phase.BLANK) & ~self._walks):
-                                self._judge_again(m)
+                            if phase == Phase.BLANK:
+                                with m.If(~self._walks):
+                                    self._judge_again(m)
+                            else:
+                                with m.If(program.fua & ~self._walks):
+                                    self._walk_places(m)
                             with m.If(now.retry.any()):
                                 self._try_again(m, phase=phase)
                 with m.Default():  # its erasures cannot be solved
@@ -733,6 +743,7 @@ class Sequencer(wiring.Component):
         # A drive that stored a block with FUA, or the only copy in sync, may have gone by now.
         away = self.drives.used & (self.drives.failed | self.drives.stale)
         forced = (program.fua | program.mirrored) & ~self._walks & away.any()
+        forced |= program.fua & program.salvage
         with m.If(now.lost.any() | forced | self._flushed):
             self._walk_places(m)
         with m.If(now.retry.any()):
@@ -906,8 +917,26 @@ class Sequencer(wiring.Component):
         every_role = (1 << (program.data + program.parities)) - 1
         places = Mux(self._protected, every_role, program.write | program.read)
         places |= (program.write & self._migration_bit) | self._migrated
-        m.d.sync += [self._pending.eq(places), self._now.good.eq(0)]
+        m.d.sync += [
+            self._pending.eq(places),
+            self._rebuilt.eq(0),
+            self._holders.eq(0),
+            self._unstored.eq(0),
+        ]
+        # Once the row has failed, only who has marks is of interest.
+        with m.If(self._now.phase != Phase.SPOIL):
+            m.d.sync += self._now.good.eq(0)
         m.next = "SELECT-PLACE"
+
+    def _marked(self) -> Value:
+        """Targets that the row has made unreadable: no mark is written with FUA."""
+        program = self._program
+        parities = self._migrated & ~self._data_roles
+        parities = Mux(parities.any(), self._migration_bit, 0) | ~(
+            self._data_roles | self._migration_bit
+        )
+        past_repair = Mux(program.salvage, program.write & parities, 0)
+        return past_repair | Mux(self._now.phase == Phase.SPOIL, program.write, self._blank)
 
     def _judge_again(self, m: Module) -> None:
         """Ends a state, after something was waited for: a drive that has another block of the row
@@ -916,31 +945,36 @@ class Sequencer(wiring.Component):
 
     def _note_drives(self, m: Module) -> None:
         """The states from SELECT-PLACE, of a row of which a drive did not store a block, up to
-        CLOSE: what has become of the drives since the row began."""
+        CLOSE, or FIND-REFUSALS: what has become of the drives since the row began."""
         program, now = self._program, self._now
         pending, port = self._pending, self._target.port
         own = Signal.like(now.lost)
         m.d.comb += own.eq(1 << self._number)
         counts = own & program.write & self._synced & ~now.lost & ~self._migration_bit
-        blank = (own & self._blank).any()
+        # What is not written with FUA is stored only once it has been flushed.
         holds = (own & ~program.write).any() & self._protected
+        holds |= (own & self._marked()).any()
         with m.State("SELECT-PLACE"):
             m.d.sync += [self._number.eq(self._lowest), pending.eq(pending & (pending - 1))]
             m.next = "FIND-PLACE"
             with m.If(~pending.any()):
                 m.next = "CLOSE"
+                with m.If(now.phase == Phase.SPOIL):
+                    m.next = "FIND-REFUSALS"
         with m.State("FIND-PLACE"):
             m.next = "NOTE-PLACE"
         with m.State("NOTE-PLACE"):
             with m.If(self.drives.failed.bit_select(port, 1)):
                 m.d.sync += [now.lost.eq(now.lost | own), now.left.eq(now.left | own)]
-            with m.Elif(~self._walks & self._is_stale(port)):
-                m.d.sync += self._rebuilt.eq(self._rebuilt | own)
-            with m.Elif(counts.any() & ~blank):
-                m.d.sync += now.good.eq(now.good | (1 << self._target.strip))
-            with m.Elif(holds | blank):
-                m.d.sync += self._holders.bit_select(port, 1).eq(1)
-                with m.If(~self._stored.bit_select(port, 1)):
+            with m.Else():
+                # A drive that is being rebuilt may be trusted by the time that it has been flushed.
+                with m.If(holds):
+                    m.d.sync += self._holders.bit_select(port, 1).eq(1)
+                with m.If(~self._walks & self._is_stale(port)):
+                    m.d.sync += self._rebuilt.eq(self._rebuilt | own)
+                with m.Elif(counts.any() & ~holds):
+                    m.d.sync += now.good.eq(now.good | (1 << self._target.strip))
+                with m.Elif(holds & ~self._stored.bit_select(port, 1)):
                     m.d.sync += self._unstored.eq(1)
             m.next = "SELECT-PLACE"
 
@@ -987,7 +1021,7 @@ class Sequencer(wiring.Component):
         up to CONFIRM; or a phase begins that makes blocks unreadable."""
         config, program, now = self._config, self._program, self._now
         refusals, pending, fault = self._refusals, self._pending, self._fault
-        torn, kept, waited = self._torn, self._kept, self._waited
+        torn, kept = self._torn, self._kept
         with m.State("FIND-REFUSALS"):
             m.d.sync += [pending.eq(refusals.refusals), torn.eq(0), kept.eq(0)]
             with m.If(program.mirrored & (program.joined & ~now.good).any()):
@@ -1005,7 +1039,7 @@ class Sequencer(wiring.Component):
             m.d.sync += [
                 self._number.eq(self._lowest),
                 pending.eq(pending & (pending - 1)),
-                waited.eq(0),
+                self._delayed.eq(0),
             ]
             m.next = "FIND-REFUSAL"
             with m.If(~pending.any()):
@@ -1032,9 +1066,9 @@ class Sequencer(wiring.Component):
             m.next = "SELECT-REFUSAL"
             m.d.comb += refusals.impatient.eq(waited == REFUSAL_CYCLES)
             with m.If(refusals.waits):
-                m.d.sync += waited.eq(waited + 1)
+                m.d.sync += [waited.eq(waited + 1), self._delayed.eq(1)]
                 m.next = "REPORT"
-            with m.Elif((waited != 0) & ~refusals.impatient & (now.phase == Phase.WRITE)):
+            with m.Elif(self._delayed & ~refusals.impatient & (now.phase == Phase.WRITE)):
                 self._judge_again(m)
             with m.Elif(refusals.dismissed):
                 m.next = "GIVE-UP"
@@ -1062,9 +1096,10 @@ class Sequencer(wiring.Component):
                 self._unproven.eq(self._flushed & (self._unstored | self._restarted)),
             ]
             m.next = "SELECT-STRIP"
-            worked_out = self._protected & self._gone.any()
-            needs = program.fua & ~recover & (worked_out | self._blank.any())
-            with m.If(needs & self._holders.any() & ~self._flushed & ~self._fault):
+            worked_out = self._protected & self._gone.any() & ~self._fault
+            marked = self._blank.any() | program.salvage | (now.phase == Phase.SPOIL)
+            needs = program.fua & ~recover & (worked_out | marked)
+            with m.If(needs & self._holders.any() & ~self._flushed):
                 m.next = "FLUSH"
         with m.State("FLUSH"):
             m.d.comb += self._flushes.request.valid.eq(1)
