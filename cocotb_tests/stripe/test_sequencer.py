@@ -751,7 +751,9 @@ sequence = partial(run_rows, module=__name__)
 def test_rows(array):
     work = WORK
     if ARRAYS[array].parities:
-        work += ("plans_around_unreadable_blocks", PAST_REPAIR, EARLY, STORES, NEEDS)
+        work += ("plans_around_unreadable_blocks", PAST_REPAIR, EARLY, STORES)
+    if ARRAYS[array].data > 2:
+        work += (NEEDS,)
     if ARRAYS[array].parities > 1:
         work += (REBUILT,)
     if array == "raid0":
