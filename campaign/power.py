@@ -20,6 +20,7 @@ also go amid these writes.
 """
 
 import random
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
 
@@ -90,7 +91,8 @@ class Power:
         self._features = features
         self._choose = choose
 
-    def _possible(self, array: Array) -> bool:
+    def possible(self, array: Array) -> bool:
+        """Whether the array can lose its power now, and be made again."""
         # A created array has its members in the order of their ports.
         kept = array.healthy and array.ports == sorted(array.ports) and not array.budget.bad
         return kept and (self._card.config.background or not array.redundant)
@@ -99,7 +101,7 @@ class Power:
         """Sometimes cuts the power."""
         await self._cut()
         for array in self._arrays:
-            if not array.redundant or not self._possible(array):
+            if not array.redundant or not self.possible(array):
                 continue
             if "mended" in self._features and self._choose.random() < MENDED:
                 await self._mend(array)
@@ -111,7 +113,7 @@ class Power:
         card, arrays = self._card, self._arrays
         if "power" not in self._features or self._choose.random() >= SHARE:
             return
-        if not all(map(self._possible, arrays)):
+        if not all(map(self.possible, arrays)):
             return
         for array in arrays:
             array.troubled.update(array.ports)
@@ -169,7 +171,7 @@ class Power:
             card.scribble(port, array.rows)
             await background.migrate_member(card.nvme, array.number, position, port, spare=False)
             return Work(kind, position)
-        await self._settled(array)
+        await self.settled(array)
         port = array.ports[position]
         card.harness.remove(port)
         await card.sleep(POLL_NS)
@@ -199,22 +201,22 @@ class Power:
         card, choose = self._card, self._choose
         position = choose.randrange(array.layout.drives)
         missing = position if choose.random() < WITHOUT_MEMBER else None
-        self._lose_power(array, missing)
-        await self._create(array, degraded=missing is not None)
+        self.lose_power(array, [] if missing is None else [missing])
+        await self.create(array, degraded=missing is not None)
         if missing is None:
             array.check()
         card.outcome.faults[f"power loss after {what}"] += 1
         card.outcome.seen[f"arrays without a member after {what}"] += missing is not None
         return missing
 
-    def _lose_power(self, array: Array, missing: int | None) -> None:
-        """Takes the power of its drives. All are there again but the one that is missing."""
+    def lose_power(self, array: Array, missing: Container[int]) -> None:
+        """Takes the power of its drives. All are there again but those at ``missing`` positions."""
         self._card.harness.power_loss(array.ports)
         for position, port in enumerate(array.ports):
-            if position != missing:
+            if position not in missing:
                 self._card.harness.insert(port)
 
-    async def _create(self, array: Array, **how: bool) -> None:
+    async def create(self, array: Array, **how: bool) -> None:
         """Creates the array in its place, without volumes."""
         await self._lifetimes.delete(array)
         array.volumes = []
@@ -225,7 +227,7 @@ class Power:
     async def _again(self, array: Array, work: Work) -> None:
         """Creates the array and its volumes again. They hold the data that was flushed."""
         volumes = array.volumes
-        await self._create(array, initialise=array.redundant, degraded=work.rebuilds)
+        await self.create(array, initialise=array.redundant, degraded=work.rebuilds)
         missing = work.position if work.rebuilds else None
         if array.redundant:
             await array.initialised()
@@ -237,7 +239,7 @@ class Power:
         """Creates the volumes of the array again, and replaces the member that is missing."""
         card = self._card
         while missing is not None:
-            volumes = await self._take_over(array, volumes, [{b""}] * array.blocks)
+            volumes = await self.take_over(array, volumes)
             port = array.ports[missing]
             card.harness.insert(port)
             card.scribble(port, array.rows)
@@ -250,28 +252,28 @@ class Power:
                 break
             missing = await self._done(array, "a rebuild")
         else:
-            await self._take_over(array, volumes, array.snapshot())
-        await self._settled(array)
+            await self.take_over(array, volumes)
+        await self.settled(array)
 
-    async def _take_over(
-        self, array: Array, volumes: list[Volume], contents: list[set[bytes]]
+    async def take_over(
+        self, array: Array, volumes: list[Volume], lost: Container[int] = ()
     ) -> list[Volume]:
-        """Creates the volumes once more. They hold what the drives have kept of those before."""
+        """Creates the volumes once more. They hold what the drives have kept of those before.
+        Blocks of the array that are ``lost`` need not be readable."""
         taken = []
         for volume in volumes:
             volume.model.lose_power()
-            held = contents[volume.start : volume.start + volume.blocks]
             again = await array.create_volume(
-                volume.start, volume.blocks, volume.sector_bytes, held
+                volume.start, volume.blocks, volume.sector_bytes, [{b""}] * volume.blocks
             )
             again.adopt(volume)
-            await again.read_all()
+            await again.read_all(lost=lost)
             taken.append(again)
         return taken
 
     # An array that is not what it was
 
-    async def _settled(self, array: Array) -> None:
+    async def settled(self, array: Array) -> None:
         """What the array holds is durable."""
         for volume in array.volumes:
             assert await volume.flush() == 0
@@ -282,7 +284,7 @@ class Power:
         card, choose, layout = self._card, self._choose, array.layout
         if not layout.parities:
             return
-        await self._settled(array)
+        await self.settled(array)
         rows = choose.sample(range(array.rows), min(array.rows, WRONG))
         if choose.random() < 0.5:
             rows = list(range(len(rows)))  # a REPAIR is soon through these
@@ -297,16 +299,16 @@ class Power:
         await background.set_rate(card.nvme, DEFAULT_RATE)
         repaired = job.mismatched
         if job.state == JobState.STOPPED:
-            job = await self._all_rows(array, WalkKind.CHECK)
+            job = await self.all_rows(array, WalkKind.CHECK)
         if job.kind == WalkKind.CHECK and job.mismatched:
-            job = await self._all_rows(array, WalkKind.REPAIR)
+            job = await self.all_rows(array, WalkKind.REPAIR)
             repaired += job.mismatched
         assert repaired == len(rows), f"{array}: {repaired} rows are repaired, of {rows}"
         volumes = array.volumes
         missing = await self._done(array, f"a {job.kind.name.lower()}")
         await self._whole(array, volumes, missing)
 
-    async def _all_rows(self, array: Array, kind: WalkKind) -> background.Job:
+    async def all_rows(self, array: Array, kind: WalkKind) -> background.Job:
         """A job of every row, which is done well."""
         await background.start_job(self._card.nvme, array.number, kind)
         job = await array.job_ends()
@@ -321,7 +323,7 @@ class Power:
         the write hole.
         """
         card, choose = self._card, self._choose
-        await self._settled(array)
+        await self.settled(array)
         for volume in array.volumes:
             await volume.write_each(self._some(volume), 1)
         position = choose.randrange(array.layout.drives)
@@ -342,7 +344,7 @@ class Power:
         job, member = await array.job(), (await array.state()).members[position]
         await background.set_rate(card.nvme, DEFAULT_RATE)
         if member.failed or member.stale or job.state == JobState.RUNNING:
-            self._lose_power(array, position)
+            self.lose_power(array, [position])
             await self._again(array, Work(WalkKind.REBUILD, position))
             card.outcome.faults["power loss without a member"] += 1
             walks = job.state == JobState.RUNNING and job.row > 0
@@ -351,7 +353,7 @@ class Power:
             if member.port != array.ports[position]:
                 card.harness.insert(array.ports[position])
                 array.ports[position] = member.port
-            await self._settled(array)
+            await self.settled(array)
         array.troubled.clear()
 
     async def _write(self, array: Array, position: int, *, amid: bool) -> dict[Volume, set[int]]:

@@ -23,6 +23,7 @@ from campaign.power import Power
 from campaign.queues import Queues
 from campaign.refusals import Refusals
 from campaign.resets import Resets
+from campaign.ruined import Ruined
 from campaign.shapes import layout_of_most, turn_rows
 from campaign.sizes import config_of, size_of
 from campaign.torn import Torn
@@ -185,6 +186,7 @@ class Run:
         unfinished = Unfinished(members, features, self._generator("unfinished"))
         torn = Torn(features, self._generator("torn"), queues)
         power = Power(card, arrays, lifetimes, features, self._generator("power"))
+        ruined = Ruined(card, power, features, self._generator("ruined"))
         resets = Resets(card, arrays, features, self._generator("resets"), faults)
         card.transport.spawn(card.watch())
         for array in arrays:
@@ -214,6 +216,8 @@ class Run:
                 await lifetimes.work(array)
             await resets.work()
             await power.work()
+            for array in arrays:
+                await ruined.work(array)
         for array in arrays:
             for volume in array.volumes:
                 await volume.read_all(allowed=array.allowed())

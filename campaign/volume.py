@@ -401,17 +401,25 @@ class Volume:
 
         await card.together(work(number) for number in range(workers))
 
-    async def read_all(self, allowed: Container[int] = (0,), *, doubts: bool = False) -> None:
+    async def read_all(
+        self,
+        allowed: Container[int] = (0,),
+        *,
+        doubts: bool = False,
+        lost: Container[int] = (),
+    ) -> None:
         """Reads and checks every block. With ``doubts`` a block may be unreadable if a write of it
-        has failed, and none that began after that has succeeded."""
+        has failed, and none that began after that has succeeded. So may blocks of the array that
+        are ``lost``."""
         sectors = BLOCK_BYTES // self.sector_bytes
         at_once = min(8, self.array.card.config.transfer_blocks)
 
         async def read(first: int, count: int, buffer: int) -> None:
             at, length = first * sectors, count * sectors
             status = await self.read(at, min(length, len(self.model) - at), buffer)
-            unclear = self.doubtful.keys() & set(range(first, first + count))
-            if doubts and status == UNRECOVERED_READ and unclear:
+            unclear = doubts and self.doubtful.keys() & set(range(first, first + count))
+            unclear = unclear or any(self.start + first + one in lost for one in range(count))
+            if status == UNRECOVERED_READ and unclear:
                 for block in range(first, first + count):
                     if count > 1:
                         await read(block, 1, buffer)

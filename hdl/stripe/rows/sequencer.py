@@ -43,7 +43,8 @@ from hdl.stripe.walks.suspicion import Suspicion
 from hdl.stripe.walks.walk_outcome import WalkOutcome
 
 REFUSAL_CYCLES = 4096
-"""Cycles that the sequencer waits for the states of arrays at most, at a time."""
+"""Cycles that the sequencer waits for the states of arrays at most, each time that a row is judged.
+"""
 
 
 class Sequencer(wiring.Component):
@@ -63,8 +64,8 @@ class Sequencer(wiring.Component):
     live and in sync when the row ends decides, not the level (`hdl.stripe.rows.refusals`). A copy
     that is not in sync does not make a write succeed. What is written with FUA, and has no drive in
     the end, is there only with all that it is worked out from. So drives that may have cached some
-    of that are flushed when the row has been judged, and drives on which a block was made
-    unreadable. Its commands fail if one did not store it. ABORTED operations are sent
+    of that are flushed when the row has been judged, and drives on which a row with FUA has made
+    anything unreadable. Commands that need one that did not store it fail. ABORTED operations are sent
     `hdl.stripe.rows.progress.attempts` times at least, UNREACHED ones and writes that end with
     MEDIUM_ERROR once more. Operations that are sent again go alone. GONE is always reported.
 
