@@ -425,8 +425,8 @@ class Bench:
         self.left_behind += stored and len(row.joined) < self.array.data
 
     def _may_flush(self, port: int) -> bool:
-        """A row with FUA that has ended its operations has a block there, or has made one unreadable,
-        and found its drive."""
+        """A row with FUA that has ended its operations has a block there, or has made one
+        unreadable, and found its drive."""
         return any(
             row.fua
             and port in (place[0] for place in (*row.used_places(), *row.marked))

@@ -65,8 +65,8 @@ class Sequencer(wiring.Component):
     that is not in sync does not make a write succeed. What is written with FUA, and has no drive in
     the end, is there only with all that it is worked out from. So drives that may have cached some
     of that are flushed when the row has been judged, and drives on which a row with FUA has made
-    anything unreadable. Commands that need one that did not store it fail. ABORTED operations are sent
-    `hdl.stripe.rows.progress.attempts` times at least, UNREACHED ones and writes that end with
+    anything unreadable. Commands that need one that did not store it fail. ABORTED operations are
+    sent `hdl.stripe.rows.progress.attempts` times at least, UNREACHED ones and writes that end with
     MEDIUM_ERROR once more. Operations that are sent again go alone. GONE is always reported.
 
     What was read before drives restarted that are kept, and what is read after it, may be of
