@@ -478,6 +478,52 @@ def test_what_a_failed_write_leaves_stays_so_without_power(level, members):
         card.run(main())
 
 
+def test_a_mark_that_is_forgotten_in_the_flush_fails_the_row():
+    """A block has no drive, two drives are kept, and P's drive refuses P, which is made unreadable
+    there. As that is to be flushed, the drive restarts, and may have the old P again. A write that
+    succeeds can be read, at once and without power."""
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+        harness, statistics = card.harness, card.harness.drive_statistics
+
+        async def main() -> None:
+            volume = await card.create(Level.RAID6, range(6))
+            away, sleep = 0, card.card.transport.sleep
+            card.pull(away)
+            await sleep(60_000)
+            for first in range(0, volume.layout.blocks(volume.rows), 8):
+                assert await card.write(volume, first, 8, card.buffer(8), 0, fua=True) == 0
+            assert await card.flush(volume) == 0
+            row, block = next(
+                (row, at[away]) for row, at in blocks_by_row(volume).items() if away in at
+            )
+            parity = volume.layout.parity_places(row)[0]
+            await background.set_rate(card.nvme, 1)
+            for port in [port for port in range(1, 6) if port != parity][:2]:
+                harness.restart_drive(port)
+            await sleep(3_000)
+            await background.stop_job(card.nvme, volume.array)
+            before, faults = statistics(parity)["refused"], statistics(parity)["faults"]
+            statuses: list[int] = []
+
+            async def write() -> None:
+                statuses.append(await card.write(volume, block, 1, card.buffer(1), 0, fua=True))
+
+            async def forget() -> None:
+                await until(card, lambda: statistics(parity)["refused"] >= before + 2)
+                harness.accept_writes(parity, DATA_OFFSET_BLOCKS + row)
+                # The mark and the FLUSH are late.
+                harness.drive_fault(parity, 2, delay_ns=600_000)
+                await until(card, lambda: statistics(parity)["faults"] >= faults + 2)
+                assert not statuses
+                harness.restart_drive(parity)
+
+            harness.refuse_writes(parity, DATA_OFFSET_BLOCKS + row)
+            await card.together([write(), forget()])
+            assert statuses == [WRITE_FAULT]
+
+        card.run(main())
+
+
 @pytest.mark.parametrize("way", ["refuse", "pull"])
 def test_a_row_is_judged_while_a_rebuild_ends(way):
     """It needs the new drive's block, which nobody trusts as the row asks for its flush, and

@@ -7,7 +7,7 @@ from operator import eq
 
 import cocotb
 import pytest
-from amaranth.hdl import Module
+from amaranth.hdl import Const, Module
 from amaranth.lib.wiring import connect, flipped
 from cocotb.triggers import RisingEdge
 
@@ -17,6 +17,7 @@ from cocotb_tests.stripe.row_runs import KeepsLines, must_catch, run_rows
 from cocotb_tests.stripe.sequencer_bench import (
     ARRAYS,
     CONFIG,
+    JUDGED_IN,
     PATIENCE,
     ROW_STEP,
     Bench,
@@ -384,6 +385,28 @@ async def fails_only_what_needs_a_flush(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def fails_what_needs_a_mark(dut):
+    """A drive is away, and another refuses a block, which is made unreadable there, as the array
+    needs every drive. That is not flushed well. Only a block that is on its drive is stored."""
+    bench = bench_of(dut)
+    await bench.fill(rows=30, span=6)
+    bench.essential = lambda: {*bench.array.ports}
+    bench.drives.flush_errors = 1.0
+    for row in some_rows(6):
+        away = bench.strip_places(row, 1)[0][0]
+        bench.fail(away)
+        for _ in range(2 * JUDGED_IN):
+            await RisingEdge(dut.clk)
+        entry, _ = await refused_with_fua(bench, row, 1, 2)
+        await bench.settle()
+        assert bench.failed == {away}
+        wanted = [Status.WRITE_FAULT, Status.WRITE_FAULT, Status.SUCCESS]
+        assert entry.statuses == wanted, entry.statuses
+        bench.drives.refusing.clear()
+        bench.revive()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def judges_while_a_rebuild_ends(dut):
     """A drive that was being rebuilt as the row asked for its flush is trusted once it has been
     flushed. The row needs its block, and succeeds."""
@@ -507,6 +530,7 @@ NOT_IN_SYNC = "updates_no_row_that_is_not_in_sync"
 BY_PHASE = "counts_attempts_by_phase"
 IN_DOUBT = "updates_no_row_of_an_array_in_doubt"
 NEEDS = "fails_only_what_needs_a_flush"
+MARKS = "fails_what_needs_a_mark"
 REBUILT = "judges_while_a_rebuild_ends"
 PAST_REPAIR = "writes_rows_past_repair"
 ALL_READABLE = "protects_rows_of_which_all_data_is_readable"
@@ -641,6 +665,13 @@ class FailsWholeRows(Sequencer):
         return m
 
 
+class TrustsMarks(Sequencer):
+    """A planted bug: what had no drive as its row was planned needs no mark of another."""
+
+    def _absent(self):
+        return Const(0, 1)
+
+
 class AsksTrustedDrives(Sequencer):
     """A planted bug: a drive that is being rebuilt is not flushed for a row."""
 
@@ -733,6 +764,7 @@ MUTANTS = {
     LeavesMarksInCaches: PAST_REPAIR,
     FailsWholeRows: NEEDS,
     AsksTrustedDrives: REBUILT,
+    TrustsMarks: MARKS,
 }
 IN_EVERY_RUN = (BelievesReads, DropsFua, TrustsDrives, LeavesMarksInCaches)
 """The planted bugs that are not of the long suite only."""
@@ -755,7 +787,7 @@ def test_rows(array):
     if ARRAYS[array].data > 2:
         work += (NEEDS,)
     if ARRAYS[array].parities > 1:
-        work += (REBUILT,)
+        work += (REBUILT, MARKS) if ARRAYS[array].data > 2 else (REBUILT,)
     if array == "raid0":
         work = tuple(name for name in work if "refuse" not in name and "between" not in name)
     sequence(Sequencer, array=array, testcase=work)

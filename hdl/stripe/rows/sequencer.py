@@ -429,9 +429,8 @@ class Sequencer(wiring.Component):
         program, now = self._program, self._now
         result, refusals, strip = self._operation_result, self._refusals, self._strip
         stored = now.good.bit_select(self._index, 1)
-        # Others' caches matter for what is not on its drive, and for what is unreadable.
-        needs_others = self._gone.bit_select(self._index, 1) | program.salvage | self._unprotected
-        unproven = self._unproven & needs_others
+        needs_others = (self._gone | self._absent()).bit_select(self._index, 1)
+        unproven = self._unproven & (needs_others | program.salvage | self._unprotected)
         fails = self._fault | unproven | (self._unprotected & ~stored)
         flushes = self._flushes
         migrates = ((1 << self._number) & self._migration_bit).any()
@@ -473,6 +472,13 @@ class Sequencer(wiring.Component):
         ]
         connect(m, flushes.ask, flipped(self.flush))
         connect(m, flipped(self.flushed), flushes.told)
+
+    def _absent(self) -> Value:
+        """Blocks that had no drive as the row was planned, and need others' caches all the same.
+
+        What they are worked out from is stored, but for a mark that some of it is not to be read.
+        """
+        return Mux(self._blank.any(), self._program.dead | self._program.stale, 0)
 
     def _connect_walks(self, m: Module) -> None:
         """What walks see of the row, and rows that are to be mended."""
