@@ -784,10 +784,10 @@ def test_rows(array):
     work = WORK
     if ARRAYS[array].parities:
         work += ("plans_around_unreadable_blocks", PAST_REPAIR, EARLY, STORES)
-    if ARRAYS[array].data > 2:
-        work += (NEEDS,)
+        if ARRAYS[array].data > 2:
+            work += (NEEDS,)
     if ARRAYS[array].parities > 1:
-        work += (REBUILT, MARKS) if ARRAYS[array].data > 2 else (REBUILT,)
+        work += (REBUILT, MARKS)
     if array == "raid0":
         work = tuple(name for name in work if "refuse" not in name and "between" not in name)
     sequence(Sequencer, array=array, testcase=work)
