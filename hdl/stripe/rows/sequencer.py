@@ -958,8 +958,10 @@ class Sequencer(wiring.Component):
         own = Signal.like(now.lost)
         m.d.comb += own.eq(1 << self._number)
         counts = own & program.write & self._synced & ~now.lost & ~self._migration_bit
-        # What is not written with FUA is stored only once it has been flushed.
-        holds = (own & ~program.write).any() & self._protected
+        # What is not written with FUA is stored only once it has been flushed: marks, and other
+        # blocks of the row, unless nothing can be worked out from them.
+        lost = program.salvage | (now.phase == Phase.SPOIL)
+        holds = self._protected & ~lost & (own & ~program.write).any()
         holds |= (own & self._marked()).any()
         with m.State("SELECT-PLACE"):
             m.d.sync += [self._number.eq(self._lowest), pending.eq(pending & (pending - 1))]
