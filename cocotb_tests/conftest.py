@@ -2,10 +2,12 @@
 
 import argparse
 import os
+from collections.abc import Callable
+from functools import wraps
 
 import pytest
 
-from cocotb_tests.runner import RUN_MARK
+from cocotb_tests.runner import RUN_MARK, forget_converted
 from sim.checkout import UnusableCheckoutError, check_checkout
 from sim.cli import seed
 
@@ -27,6 +29,20 @@ def pytest_configure() -> None:
         check_checkout()
     except UnusableCheckoutError as error:
         raise pytest.UsageError(str(error)) from None
+    for name in ("setattr", "setitem", "undo"):
+        method = getattr(pytest.MonkeyPatch, name)
+        setattr(pytest.MonkeyPatch, name, _forgetting(method))
+
+
+def _forgetting(method: Callable) -> Callable:
+    """What it does to a module may change designs, so none that was converted is used again."""
+
+    @wraps(method)
+    def forget(*args, **options):
+        forget_converted()
+        return method(*args, **options)
+
+    return forget
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

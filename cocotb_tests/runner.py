@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -58,6 +58,10 @@ QUICK = {"fast": "-O1", "slow": "-O0", "library": "-O2"}
 
 OPTIMISED = {"fast": "-O2", "slow": "-O0", "library": "-O2"}
 """Optimisation for long runs of large designs."""
+
+
+MOST_CONVERTED = 8
+"""Designs that `converted` keeps."""
 
 
 class SimulationError(AssertionError):
@@ -156,8 +160,8 @@ def simulate(
     Parameters
     ----------
     design
-        A component, or what `to_verilog` made of it with the top module ``top``, if many tests use
-        one that takes long to convert.
+        A component. If many tests use one that takes long to convert: what `converted` made of
+        it, or `to_verilog` with the top module ``top``.
     name
         Names the design under test in logs and directories, sizes included: ``parity_w256``.
     module
@@ -240,6 +244,28 @@ def simulate(
     if fields:
         failure = f"no test has looked at these fields of payloads:\n{fields}"
         raise UnreadFieldsError(_report(failure, log, environment["SEED"]))
+
+
+_CONVERTED: dict[tuple, Netlist] = {}
+
+
+def converted(kind: Callable[..., wiring.Component], **arguments: Hashable) -> Netlist:
+    """``kind(**arguments)`` for `simulate`, in Verilog. To convert a large block takes longer than
+    many a test of it, so the last ones are kept for the other tests of this process.
+
+    Whatever patches the design must call `forget_converted`; pytest's ``monkeypatch`` does.
+    """
+    key = (kind, *sorted(arguments.items()))
+    found = _CONVERTED.pop(key, None) or to_verilog(kind(**arguments), top=TOP)
+    _CONVERTED[key] = found
+    while len(_CONVERTED) > MOST_CONVERTED:
+        del _CONVERTED[next(iter(_CONVERTED))]
+    return found
+
+
+def forget_converted() -> None:
+    """The sources of designs are others from now on."""
+    _CONVERTED.clear()
 
 
 def _build(

@@ -10,7 +10,7 @@ import hdl.drive.recovery.ladder
 from cocotb_tests.drive.drive_model import IDEAL, Timing
 from cocotb_tests.drive.ladder_bench import CONFIG as LADDER
 from cocotb_tests.drive.ladder_bench import PORTS, QUICK, SLACK, TICK, Ladders
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import SimulationError, converted, simulate
 from cocotb_tests.streams import start, wait_until
 from hdl.config import Config
 from hdl.drive.drives import Drives
@@ -211,7 +211,7 @@ async def passes_by(dut):
 
 
 def run(testcase: str, name: str = "detach") -> None:
-    simulate(Drives(config=CONFIG), name=name, module=__name__, testcase=testcase)
+    simulate(converted(Drives, config=CONFIG), name=name, module=__name__, testcase=testcase)
 
 
 TESTS = ("detaches", "breaks_off", "escalates", "waits_for_a_tag", "passes_by")

@@ -11,7 +11,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.drive.drive_model import IDEAL, RANDOM, Timing
 from cocotb_tests.drive.drives_bench import Bench, environment, run_traffic, sizes
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import SimulationError, converted, simulate
 from cocotb_tests.streams import sample, start, wait_until
 from hdl.config import PIECES, Config
 from hdl.drive.drives import Drives
@@ -416,7 +416,7 @@ IN_EVERY_RUN = ("read data", "leaked line", "no fua", "blames neighbours")
 
 def run(ports: int, testcase: str, **more: str) -> None:
     simulate(
-        Drives(config=sizes(ports)),
+        converted(Drives, config=sizes(ports)),
         name=f"drives_p{ports}",
         module=__name__,
         testcase=testcase,

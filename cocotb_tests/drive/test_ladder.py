@@ -11,7 +11,7 @@ import hdl.drive.drives
 import hdl.drive.recovery.ladder
 from cocotb_tests.drive.drive_model import RANDOM, Timing
 from cocotb_tests.drive.ladder_bench import CONFIG, PORTS, QUICK, SLACK, TICK, Ladders
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import SimulationError, converted, simulate
 from cocotb_tests.streams import sample, start, wait_until
 from hdl.config import TIME_BITS, Config
 from hdl.config.drive_time import longest_ms
@@ -474,7 +474,7 @@ def run(testcase: str, name: str = "ladder", seed: int = 1, tags: int = CONFIG.d
     if testcase == "a_stall_is_one":
         config = replace(config, slow_read_ms=2)
     simulate(
-        Drives(config=config),
+        converted(Drives, config=config),
         name=f"{name}_t{tags}",
         module=__name__,
         testcase=testcase,

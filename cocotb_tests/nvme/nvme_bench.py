@@ -10,7 +10,7 @@ from cocotb.triggers import ClockCycles, Event, RisingEdge
 
 from cocotb_tests.memory.store_model import STORE_DELAY
 from cocotb_tests.nvme.nvme_model import ADMIN_LINES, KEPT_LINES, DataPath, change_ignores
-from cocotb_tests.runner import simulate
+from cocotb_tests.runner import converted, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, every_cycle, sample, start, wait_until
 from hdl.config import Config
 from hdl.flow.host_command import command, completion
@@ -65,7 +65,7 @@ def run_front_end(
 ) -> None:
     """Runs the cocotb tests of ``module``, or one, on a front end of `bench_config`."""
     simulate(
-        NvmeFrontEnd(config=bench_config(data_width)),
+        converted(NvmeFrontEnd, config=bench_config(data_width)),
         name=name or f"nvme_w{data_width}",
         module=module,
         testcase=testcase,

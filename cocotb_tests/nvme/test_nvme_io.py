@@ -11,7 +11,7 @@ from cocotb.utils import get_sim_time
 
 from cocotb_tests.nvme.nvme_bench import Bench, bench_config
 from cocotb_tests.nvme.nvme_model import contents
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import SimulationError, converted, simulate
 from cocotb_tests.streams import CLOCK_PERIOD_NS, sample
 from hdl.flow.host_command import HostOpcode, Status
 from hdl.nvme.codes import DATA_PATH_CODES, StatusCode
@@ -308,7 +308,7 @@ async def commands_per_second(dut):
 @pytest.mark.parametrize("data_width", [64, 256])
 def test_nvme_io(data_width):
     simulate(
-        NvmeFrontEnd(config=bench_config(data_width)),
+        converted(NvmeFrontEnd, config=bench_config(data_width)),
         name=f"nvme_w{data_width}",
         module=__name__,
         parameters={"SEED": "1", "DATA_WIDTH": str(data_width)},

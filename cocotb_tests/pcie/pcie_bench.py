@@ -13,7 +13,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.pcie.hard_block import CREDITS, PAGE_BYTES
 from cocotb_tests.pcie.pcie_host import PcieHost
 from cocotb_tests.pcie.series7_model import Series7Host
-from cocotb_tests.runner import simulate
+from cocotb_tests.runner import converted, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, sample, wait_until
 from hdl.config import TIME_BITS, Config
 from hdl.flow.host_memory import (
@@ -305,7 +305,8 @@ def run_endpoint(
 ):
     """Runs cocotb tests of ``module`` on an `EndpointTop`."""
     simulate(
-        component or EndpointTop(config=config_of(width, shim, straddle), shim=shim),
+        component
+        or converted(EndpointTop, config=config_of(width, shim, straddle), shim=shim),
         name=f"pcie_{shim}_w{width}",
         module=module,
         testcase=testcase,

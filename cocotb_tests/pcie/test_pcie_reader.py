@@ -10,7 +10,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.pcie.pcie_models import CompletionModel
 from cocotb_tests.pcie.pcie_reader_bench import TIMEOUT, Bench, reader_config
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import SimulationError, converted, simulate
 from cocotb_tests.streams import sample, wait_until
 from hdl.flow.host_memory import Kind
 from hdl.pcie.dma.landing import Landing
@@ -374,7 +374,7 @@ def run(
 ):
     config = reader_config(width, tags=tags, headers=headers, space=space)
     simulate(
-        component or HostReader(config=config, timeout=timeout),
+        component or converted(HostReader, config=config, timeout=timeout),
         name=f"host_reader_w{width}",
         module=__name__,
         testcase=testcase,

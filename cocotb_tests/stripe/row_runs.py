@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import SimulationError, converted, simulate
 from cocotb_tests.stripe.sequencer_bench import CONFIG
 from hdl.stripe.rows.sequencer import Sequencer
 
@@ -22,7 +22,7 @@ def run_rows(
     ``active``: of its streams, the part of the cycles in which they are ready or send.
     """
     simulate(
-        component(config=CONFIG),
+        converted(component, config=CONFIG),
         name=component.__name__,
         module=module,
         testcase=testcase,
