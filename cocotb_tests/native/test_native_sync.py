@@ -59,6 +59,7 @@ def test_what_is_written_is_safe_before_rows_are_in_sync(level, members, pulled)
         card.finish(card.run(scenario()))
 
 
+@pytest.mark.slow
 def test_without_background_work():
     """A controller that cannot bring rows in sync updates none, unless the host says that they are.
 

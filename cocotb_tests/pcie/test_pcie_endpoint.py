@@ -857,7 +857,7 @@ class Starves(Series7Shim):
 @pytest.mark.parametrize(
     ("mutant", "testcase"),
     [
-        (ShortReads, "copies"),
+        pytest.param(ShortReads, "copies", marks=pytest.mark.slow),
         pytest.param(ShortWrites, "copies", marks=pytest.mark.slow),
         (Starves, "register_latency"),
     ],
@@ -871,7 +871,7 @@ def test_series7_planted_bugs_are_found(monkeypatch, mutant, testcase):
 @pytest.mark.parametrize(
     ("component", "testcase"),
     [
-        (IgnoresBusMaster, "bus_master_withdrawn"),
+        pytest.param(IgnoresBusMaster, "bus_master_withdrawn", marks=pytest.mark.slow),
         pytest.param(WithholdsNothing, "messages_withheld", marks=pytest.mark.slow),
         pytest.param(KeepsRequests, "discarded", marks=pytest.mark.slow),
     ],

@@ -744,6 +744,7 @@ LESS_OFTEN = (
     "raid6_ddf_continue",
     "raid0",
     "raid1",
+    "raid50",
 )
 """Arrays of the long suite only."""
 
@@ -766,8 +767,8 @@ MUTANTS = {
     AsksTrustedDrives: REBUILT,
     TrustsMarks: MARKS,
 }
-IN_EVERY_RUN = (BelievesReads, DropsFua, TrustsDrives, LeavesMarksInCaches)
-"""The planted bugs that are not of the long suite only."""
+IN_EVERY_RUN = (DropsFua,)
+"""The planted bug that is not of the long suite only."""
 
 
 sequence = partial(run_rows, module=__name__)
@@ -812,12 +813,14 @@ def test_pieces_that_begin_too_soon_are_caught(monkeypatch):
         sequence(Sequencer, array="raid6", testcase=EARLY)
 
 
+@pytest.mark.slow
 def test_reads_without_fua_are_caught(monkeypatch):
     monkeypatch.setattr("hdl.stripe.rows.sequencer.RowOperation", ReadsWithoutFua)
     with pytest.raises(SimulationError, match="should be FUA"):
         sequence(Sequencer, array="raid6", testcase="writes_and_recovers_with_all_drives")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", [SkipsFlushes, BelievesFlushes])
 def test_rows_without_flushes_are_caught(mutant, monkeypatch):
     monkeypatch.setattr("hdl.stripe.rows.sequencer.RowFlushes", mutant)
@@ -830,7 +833,7 @@ def test_rows_without_flushes_are_caught(mutant, monkeypatch):
     [
         (IgnoresTheSyncBoundary, NOT_IN_SYNC),
         pytest.param(OtherArraysBoundary, NOT_IN_SYNC, marks=pytest.mark.slow),
-        (IgnoresDoubts, IN_DOUBT),
+        pytest.param(IgnoresDoubts, IN_DOUBT, marks=pytest.mark.slow),
     ],
 )
 def test_planted_bug_of_wide_rows_is_caught(mutant, testcase):
