@@ -13,7 +13,7 @@ from campaign.sizes import SIZES
 from cocotb_tests.array.array_models import random_recovery
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.fields import check_fields
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import SimulationError, converted, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
 from hdl.array.shares.command_shares import CommandShares
 from hdl.array.shares.shares import Shares
@@ -578,7 +578,7 @@ def run(
     testcase: str, name: str = "command_shares", kind: type = CommandShares, sizes: str = "narrow"
 ) -> None:
     simulate(
-        kind(config=CONFIGS[sizes]),
+        converted(kind, config=CONFIGS[sizes]),
         name=name,
         module=__name__,
         testcase=testcase,

@@ -9,7 +9,7 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.parity.parity_config import config_of
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import SimulationError, converted, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
 from hdl.config import BLOCK_BYTES, PIECES
 from hdl.flow.line import write_beat
@@ -376,7 +376,7 @@ def _simulate(
         **more,
     }
     simulate(
-        component(config=config_of(parameters)),
+        converted(component, config=config_of(parameters)),
         name=f"parity_{name}_w{width}_p{parities}",
         module=__name__,
         testcase=testcase,

@@ -17,7 +17,7 @@ from cocotbext.pcie.xilinx.us.interface import RcSource, UsPcieFrame
 
 from cocotb_tests.pcie.axis_rules import StraddleRules
 from cocotb_tests.pcie.hard_block import straddle_strictly
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import SimulationError, converted, simulate
 from cocotb_tests.streams import StreamSink, pack, sample, start, unpack, wait_until
 from hdl.config import UNSTRADDLED_COMPLETIONS, Config
 from hdl.pcie.dma.tags import headers_within
@@ -249,7 +249,7 @@ def run(
     testcase, *, width=256, segments=None, active="1/1", seed=1, component=None, parameters=None
 ):
     simulate(
-        component or StraddledStripper(config=config_of(width)),
+        component or converted(StraddledStripper, config=config_of(width)),
         name=f"straddle_w{width}",
         module=__name__,
         testcase=testcase,

@@ -9,7 +9,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.pcie.pcie_models import LineMemory
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import SimulationError, converted, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
 from hdl.config import Config
 from hdl.flow.host_memory import write_request
@@ -281,7 +281,7 @@ async def posts_after_short_packets(dut):
 
 def run(testcase, *, width=256, active="1.0", mps=1, offset=0, component=None, seed=1):
     simulate(
-        component or HostWriter(config=writer_config(width)),
+        component or converted(HostWriter, config=writer_config(width)),
         name=f"host_writer_w{width}",
         module=__name__,
         testcase=testcase,

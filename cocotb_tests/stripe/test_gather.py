@@ -8,7 +8,7 @@ import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import SimulationError, converted, simulate
 from cocotb_tests.streams import (
     StreamSink,
     StreamSource,
@@ -463,7 +463,9 @@ MUTANTS = {
 
 def gather(component, *, array: str, seed: int, testcase) -> None:
     simulate(
-        component(config=CONFIG, idle_cycles=IDLE_CYCLES, limit_cycles=LIMIT_CYCLES),
+        converted(
+            component, config=CONFIG, idle_cycles=IDLE_CYCLES, limit_cycles=LIMIT_CYCLES
+        ),
         name=component.__name__,
         module=__name__,
         testcase=testcase,

@@ -8,7 +8,7 @@ import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import SimulationError, converted, simulate
 from cocotb_tests.streams import StreamSink
 from cocotb_tests.stripe import sequencer_bench
 from cocotb_tests.stripe.sequencer_bench import random_rows, some_rows
@@ -178,7 +178,7 @@ TESTS = {
 def run(testcase: str, kind: type[Sequencer] = Sequencer) -> None:
     sectors = testcase == "counts_rows_that_were_filled"
     simulate(
-        kind(config=SECTORS if sectors else CONFIG),
+        converted(kind, config=SECTORS if sectors else CONFIG),
         name=f"shared_{kind.__name__}{'_sectors' * sectors}",
         module=__name__,
         testcase=testcase,

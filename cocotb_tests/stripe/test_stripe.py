@@ -5,7 +5,7 @@
 import cocotb
 import pytest
 
-from cocotb_tests.runner import simulate
+from cocotb_tests.runner import converted, simulate
 from cocotb_tests.streams import start
 from cocotb_tests.stripe.stripe_bench import ARRAYS, CONFIG, Bench, Stripe, bench_of
 from hdl.flow.host_command import Status
@@ -73,7 +73,7 @@ async def walks_rows_that_the_host_writes(dut):
 @pytest.mark.parametrize("array", ARRAYS)
 def test_stripe(array):
     simulate(
-        Stripe(config=CONFIG),
+        converted(Stripe, config=CONFIG),
         name="stripe",
         module=__name__,
         testcase=("stores_what_the_host_wrote", "keeps_data_through_failures"),
@@ -84,7 +84,7 @@ def test_stripe(array):
 @pytest.mark.parametrize("array", ["raid10", "raid6"])
 def test_walks(array):
     simulate(
-        Stripe(config=CONFIG),
+        converted(Stripe, config=CONFIG),
         name="stripe",
         module=__name__,
         testcase="walks_rows_that_the_host_writes",
