@@ -39,6 +39,7 @@ export SEED
 endif
 # Each simulation is a Python process: without compiled modules it takes a second longer to start.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+unexport PYTHONDONTWRITEBYTECODE
 
 # Where CI is set pytest's summary prints all of what differs instead of a line a test.
 PYTEST := env -u CI -u BUILD_NUMBER $(VENV) -m pytest -q

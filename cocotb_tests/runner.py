@@ -101,6 +101,9 @@ class _Runner(cocotb_tools.runner.Verilator):
 
     def _set_env_test(self) -> None:
         super()._set_env_test()
+        # A simulation is a Python process, which takes a second longer without compiled modules.
+        self.env.pop("PYTHONDONTWRITEBYTECODE", None)
+        self.env["PYTHONPYCACHEPREFIX"] = str(BUILD / "pycache")
         self.env.update(self.variables)  # cocotb lets the caller's environment overrule a test's
 
     def _build_command(self) -> list[list[str]]:
