@@ -144,6 +144,8 @@ class Model:
             return ManageStatus.NO_ENTRY, None
         position, port, spare = self.migrations[number]
         if request["complete"]:
+            # Rows of before do not know yet that what they write to either drive has FUA.
+            self.quiesce(number)
             self.flush(1 << port, judged=1 << port)
         del self.migrations[number]
         members = self.arrays[number].members

@@ -2,31 +2,29 @@
 happens while they wait for the flush of the other drives."""
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
 from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import PORTS, Card, Volume
+from cocotb_tests.native.native_rows import (
+    DRIVE,
+    ROWS,
+    blocks_by_row,
+    lose_power,
+    refuse_once,
+    until,
+)
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
-from sim.card.layouts import rotation_of
 from sim.card.row_check import checked_row
 from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT
-from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
-from sw.driver.commands import NvmeError
 from sw.driver.queue import QueueStoppedError
 
 SEED = int(os.environ.get("SEED") or "1")
-ROWS = 32
-DRIVE = Ideal(
-    capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=20 * MICROSECOND, volatile_cache=True
-)
 MEMBERS = 4
-POLL_NS = 40
-"""Shorter than a drive takes to refuse a block again."""
 
 
 def block_of(volume: Volume, position: int) -> tuple[int, int]:
@@ -42,13 +40,6 @@ async def fill(card: Card, volume: Volume) -> None:
     """Every block is in its drive's cache."""
     for first in range(0, volume.layout.blocks(volume.rows), 8):
         assert await card.write(volume, first, 8, card.buffer(8), 0, fua=False) == 0
-
-
-async def until(card: Card, true: Callable[[], bool]) -> None:
-    deadline = card.harness.now_ns + 5_000_000
-    while not true():
-        assert card.harness.now_ns < deadline, "it does not happen"
-        await card.card.transport.sleep(POLL_NS)
 
 
 async def wait_for_flush(card: Card, volume: Volume) -> None:
@@ -236,48 +227,6 @@ def test_a_mirror_whose_only_whole_copy_refuses_says_so():
         card.run(main())
 
 
-async def refuse_once(card: Card, volume: Volume, block: int, port: int, row: int) -> int:
-    """Writes a block with FUA that its drive refuses, as often as it is sent, but it lets the block
-    be made unreadable. Returns the status."""
-    statuses: list[int] = []
-    before = card.harness.drive_statistics(port)["refused"]
-    card.harness.refuse_writes(port, DATA_OFFSET_BLOCKS + row, 1)
-
-    async def write() -> None:
-        statuses.append(await card.write(volume, block, 1, card.buffer(1), 0, fua=True))
-
-    async def accept() -> None:
-        await until(card, lambda: card.harness.drive_statistics(port)["refused"] >= before + 2)
-        card.harness.accept_writes(port, DATA_OFFSET_BLOCKS + row, 1)
-
-    await card.together([write(), accept()])
-    (status,) = statuses
-    return status
-
-
-async def lose_power(card: Card, volume: Volume, level: Level, *, copies: int = 0) -> None:
-    """All drives lose their power. Then the array is made of them once more, as by a card that
-    knows nothing of it."""
-    nvme, layout = card.nvme, volume.layout
-    card.harness.power_loss(off_ns=10_000)
-    await card.card.transport.sleep(300_000)
-    await raid.delete_volume(nvme, volume.namespace)
-    with suppress(NvmeError):
-        await background.stop_job(nvme, volume.array)
-    await raid.delete_array(nvme, volume.array)
-    volume.array = await raid.create_array(
-        nvme,
-        level,
-        volume.ports,
-        strip_kib=layout.strip_blocks * 4,
-        rotation=rotation_of(layout),
-        copies=copies,
-        assume_consistent=True,
-        degraded=bool(card.gone),
-    )
-    volume.namespace = await raid.create_volume(nvme, volume.array)
-
-
 def test_what_is_made_unreadable_stays_so_without_power():
     """A neighbour in RAID 1E has gone, so the drive stays that refuses one of two copies. The old
     copy does not come back when all drives lose their power."""
@@ -407,15 +356,6 @@ def test_a_copy_under_rebuild_is_not_enough_when_the_other_goes():
         card.run(main())
 
 
-def blocks_by_row(volume: Volume) -> dict[int, dict[int, int]]:
-    """Of each row, the block at each position."""
-    rows: dict[int, dict[int, int]] = {}
-    for block in range(volume.layout.blocks(volume.rows)):
-        (place,) = volume.layout.copies_of(block)
-        rows.setdefault(place.row, {})[place.position] = block
-    return rows
-
-
 @pytest.mark.parametrize(("level", "members"), [(Level.RAID5, 4), (Level.RAID6, 6)])
 def test_what_cannot_be_worked_out_stays_so_without_power(level, members):
     """A row has lost a block more than the level tolerates, and all others are written with FUA.
@@ -520,6 +460,44 @@ def test_a_mark_that_is_forgotten_in_the_flush_fails_the_row():
             harness.refuse_writes(parity, DATA_OFFSET_BLOCKS + row)
             await card.together([write(), forget()])
             assert statuses == [WRITE_FAULT]
+
+        card.run(main())
+
+
+def test_a_mark_of_an_earlier_row_outlives_the_power():
+    """RAID 6 has a block that has no drive, and two drives that are kept. A write without FUA is
+    refused by its drive, so its block is made unreadable. After that the block without a drive is
+    written with FUA. It must not be worked out from what was there before the mark."""
+    away, refusing = 0, 1
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> None:
+            volume = await card.create(Level.RAID6, range(6))
+            card.pull(away)
+            await card.card.transport.sleep(60_000)
+            for first in range(0, volume.layout.blocks(volume.rows), 8):
+                assert await card.write(volume, first, 8, card.buffer(8), 0, fua=True) == 0
+            assert await card.flush(volume) == 0
+            await background.set_rate(card.nvme, 1)
+            for port in (4, 5):
+                card.harness.restart_drive(port)
+            await card.card.transport.sleep(3_000)
+            await background.stop_job(card.nvme, volume.array)
+            written: list[int] = []
+            for row, at in blocks_by_row(volume).items():
+                if {away, refusing} <= at.keys():
+                    status = await refuse_once(card, volume, at[refusing], refusing, row, fua=False)
+                    assert status == 0
+                    # The block is not mended.
+                    card.harness.refuse_writes(refusing, DATA_OFFSET_BLOCKS + row, 1)
+                    memory = card.buffer(1)
+                    if await card.write(volume, at[away], 1, memory, 0, fua=True) == 0:
+                        written.append(at[away])
+                    card.harness.accept_writes(refusing, DATA_OFFSET_BLOCKS + row, 1)
+            await lose_power(card, volume, Level.RAID6)
+            assert len(written) >= 8, written
+            for block in written:
+                assert await card.read(volume, block, 1, card.buffer(1)) == 0
 
         card.run(main())
 

@@ -23,12 +23,14 @@ from cocotb_tests.stripe.sequencer_bench import (
 from cocotb_tests.stripe.stripe_models import BLOCK, ArrayModel
 from cocotb_tests.stripe.walk_bench import WalkBench
 from hdl.flow.host_command import Status
+from hdl.flow.operation import Opcode
 from hdl.flow.table_read import migration
 from hdl.flow.walk import WalkKind, WalkResult
 from hdl.stripe.planning.duplicate import Duplicate
 from hdl.stripe.planning.plan import PlanKind
 from hdl.stripe.planning.program import migration_target
 from hdl.stripe.planning.row_planning import RowPlanning
+from hdl.stripe.rows.row_operation import RowOperation
 from hdl.stripe.rows.sequencer import Sequencer
 from hdl.stripe.walks.walk_plan import WalkPlan
 from sim.golden.walks import Walk, outcome
@@ -59,13 +61,24 @@ class MigrationBench(WalkBench):
         self.old = array.ports[self.position]
         self.target = self.random.choice(sorted({*range(config.ports)} - {*array.ports}))
         self.moved_to = self.target
+        self.settles = False
+        """Only changed while there are no rows."""
         self._pack = Packing(migration(config))
         TableServer(dut, "reads__migration", self._entry)
 
     def _entry(self, array: int) -> int:
         valid = array == 1 and self.migrating
         port = self.moved_to
-        return self._pack(valid=valid, position=self.position, port=port)
+        return self._pack(valid=valid, position=self.position, port=port, settles=self.settles)
+
+    def _wants_fua(self, operation) -> bool | None:
+        """Once the migration settles, what both drives get has FUA."""
+        wanted = super()._wants_fua(operation)
+        if self.settles and operation.port in (self.old, self.target):
+            if operation.opcode == Opcode.WRITE_UNCORRECTABLE:
+                return None
+            return wanted if operation.opcode == Opcode.READ else True
+        return wanted
 
     def begin_migration(self) -> None:
         """Whatever the target had before."""
@@ -245,6 +258,13 @@ async def migrates_under_load(dut):
     await loading
     await bench.settle()
     bench.check_migrated()
+    bench.settles = True
+    await bench.random_rows(rows=20)
+    bench.change_places()
+    await bench.random_rows(rows=20)
+    bench.change_places()
+    await bench.settle()
+    bench.settles = False
     loading = cocotb.start_soon(bench.random_rows(rows=20))
     bench.hand_over()
     await loading
@@ -533,6 +553,17 @@ class FreesEarly(Sequencer):
         return m
 
 
+class StoresTheMember(RowOperation):
+    """A planted bug: once the migration settles only the member has what is written stored."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        program = self.program
+        with m.If(self.writing & (self.number == migration_target(CONFIG))):
+            m.d.comb += self.operation.fua.eq(program.fua)
+        return m
+
+
 class MendsTheMember(WalkPlan):
     """A planted bug: what a migration cannot read is written where it was, and nowhere else."""
 
@@ -547,6 +578,7 @@ MUTANTS = {
     WaitsForTheTables: ("planning.row_planning.Duplicate", "raid5", "the_member_fails"),
     CountsTheMigration: ("", "raid0", "the_member_refuses"),
     FreesEarly: ("", "raid5", "migrates_under_load"),
+    StoresTheMember: ("rows.sequencer.RowOperation", "raid5", "migrates_under_load"),
     MendsTheMember: ("planning.row_planning.WalkPlan", "raid5", "migrates_what_cannot_be_read"),
 }
 

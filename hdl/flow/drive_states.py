@@ -29,6 +29,9 @@ class DriveStates(wiring.Signature):
     kept
         One bit per port. Its drive is suspect, and its array cannot do without it. A suspect drive
         must not be asked for anything until that is known.
+    replaced
+        One bit per port. Its array has another drive in its place by now, which has all that it
+        has. Rows that began before still use it.
     undecided
         There are suspect drives of which that is not known yet.
     returns
@@ -47,6 +50,7 @@ class DriveStates(wiring.Signature):
                 "stale": Out(MAX_DRIVES),
                 "suspect": Out(MAX_DRIVES),
                 "kept": Out(MAX_DRIVES),
+                "replaced": Out(MAX_DRIVES),
                 "undecided": Out(1),
                 "returns": Out(MAX_DRIVES),
                 "changed": Out(1),

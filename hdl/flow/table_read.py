@@ -91,9 +91,12 @@ def migration(config: Config) -> data.StructLayout:
     """The migration in an array, if ``valid``.
 
     The member with index ``position`` is moved to the drive at ``port``. That drive gets every
-    write that the member gets. With ``spare`` the old drive becomes a hot spare at the end.
+    write that the member gets. With ``spare`` the old drive becomes a hot spare at the end. Once it
+    ``settles``, what is written to either drive is written with FUA.
     """
-    return data.StructLayout({"valid": 1, "spare": 1, "position": 5, "port": config.port_bits})
+    return data.StructLayout(
+        {"valid": 1, "spare": 1, "settles": 1, "position": 5, "port": config.port_bits}
+    )
 
 
 def migration_read(config: Config) -> TableRead:

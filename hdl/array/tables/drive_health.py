@@ -51,6 +51,8 @@ class DriveHealth(wiring.Component):
     absolves
         One bit per port, a pulse. If it is kept, it is suspect no longer. It is about to be
         flushed after a job, and others are told what it has lost.
+    replaced
+        One bit per port. Another drive is the member in its place.
     decisions
         What becomes of suspect drives.
     blamed
@@ -80,6 +82,7 @@ class DriveHealth(wiring.Component):
                 "settles": In(MAX_DRIVES),
                 "fails": In(MAX_DRIVES),
                 "absolves": In(MAX_DRIVES),
+                "replaced": In(MAX_DRIVES),
                 "decisions": In(DriveDecisions()),
                 "blamed": In(MAX_DRIVES),
                 "states": Out(DriveStates()),
@@ -100,6 +103,7 @@ class DriveHealth(wiring.Component):
         m.d.comb += [
             absent.eq(~Cat(self.present, Const(0, MAX_DRIVES - self._config.ports))),
             states.present.eq(self.present),
+            states.replaced.eq(self.replaced),
             self.fail.ready.eq(1),
             reported.eq(self.fail.valid << self.fail.payload),
             states.failed.eq(absent | self.lost),

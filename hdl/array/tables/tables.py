@@ -277,6 +277,7 @@ class ArrayTables(wiring.Component):
                 self._join_member(m)
                 self._begin_migration(m)
                 self._load_migration(m)
+                self._settle_migration(m)
                 self._flush_migration(m)
                 self._judge_migration(m)
                 self._erase_migration(m)
@@ -919,7 +920,13 @@ class ArrayTables(wiring.Component):
     # MIGRATE and END_MIGRATION. ``at_port`` is the port of the migration target. ``position`` is
     # that of the member, which is read two cycles later.
     #
-    # When all rows are on the migration target, the two drives change places first. The old drive
+    # What has been read with FUA, or flushed, is stored on the member, and must be stored on the
+    # migration target as they change places. So when all rows are on the target, the migration
+    # ``settles``: from then on what is written to either of the two is written with FUA. Once the
+    # rows of before have ended, the target is flushed. By then it has stored all that it has, and
+    # that stays so until the migration is gone.
+    #
+    # Then the two drives change places first. The old drive
     # is the target then. So rows that began before write both, and so do those that begin after,
     # whatever they take for the member. When those of before have ended, the new member has what
     # they wrote. If it fails before, the old drive is the member again at once. Only then the
@@ -961,7 +968,29 @@ class ArrayTables(wiring.Component):
         with m.State("FIND_MIGRATED"):
             m.next = "JUDGE_MIGRATION"
             with m.If(self._request.complete):
+                m.next = "SETTLE_MIGRATION"
+
+    def _settle_migration(self, m: Module) -> None:
+        """The states SETTLE_MIGRATION and CALM_MIGRATION: rows write to both drives with FUA."""
+        with m.State("SETTLE_MIGRATION"):
+            self._keep_migration(m, self._port, settles=1)
+            m.next = "CALM_MIGRATION"
+
+        with m.State("CALM_MIGRATION"):
+            m.d.comb += self.quiesce.valid.eq(1)
+            with m.If(self.quiesce.ready):
                 m.next = "FLUSH_MIGRATION"
+
+    def _keep_migration(self, m: Module, port: Value, *, settles: int) -> None:
+        """The migration goes on, and its target is the drive at ``port``."""
+        migrations = self._migrations
+        m.d.comb += [
+            migrations.entry.valid.eq(1),
+            migrations.entry.port.eq(port),
+            migrations.entry.spare.eq(migrations.current.spare),
+            migrations.entry.settles.eq(settles),
+            migrations.write.eq(1),
+        ]
 
     def _flush_migration(self, m: Module) -> None:
         """The states FLUSH_MIGRATION to KEEP_MIGRATION.
@@ -1006,6 +1035,7 @@ class ArrayTables(wiring.Component):
             # The member may have lost what the other one has, and the host have seen that.
             doubtful = health.states.undecided | self.doubts.bit_select(self._request.array, 1)
             with m.If(complete & doubtful):
+                self._keep_migration(m, port, settles=0)
                 self._answer(m, ManageStatus.DONE)
                 m.d.sync += self.changes.response.payload.index.eq(
                     MigrationEnd.AGAIN.value << MIGRATION_END_SHIFT
@@ -1041,26 +1071,18 @@ class ArrayTables(wiring.Component):
             self._end_migration(m)
             old_lives = ~self._health.states.failed.bit_select(old, 1)
             with m.If(joined & ~self._renews & old_lives):
-                self._swap_migration(m, old)
+                self._keep_migration(m, old, settles=1)
                 m.d.sync += [self._at_port.eq(old), self._migrated_to.eq(self._port)]
                 m.next = "DRAIN_MIGRATION"
-
-    def _swap_migration(self, m: Module, port: Value) -> None:
-        """The migration target is now the drive at ``port``."""
-        migrations = self._migrations
-        m.d.comb += [
-            migrations.entry.valid.eq(1),
-            migrations.entry.port.eq(port),
-            migrations.entry.spare.eq(migrations.current.spare),
-        ]
 
     def _drain_migration(self, m: Module) -> None:
         """The states DRAIN_MIGRATION and CONFIRM_MIGRATION: rows of before have ended.
 
         If the new drive fails, the two change places again at once, so reads and flushes find the
-        old one. A new one that restarts may lose what the old one has, so it fails.
+        old one. A new one that restarts may lose what the old one has, so it fails. Until then
+        nobody misses the old one.
         """
-        health, migrations, joined = self._health, self._migrations, self._joined
+        health, joined = self._health, self._joined
         old, new = self._migrated_from, self._migrated_to
         states = health.states
         lost = states.failed.bit_select(new, 1)
@@ -1068,15 +1090,12 @@ class ArrayTables(wiring.Component):
         doubted = states.failed | (states.suspect & ~states.kept)
         with m.State("DRAIN_MIGRATION"):
             m.d.comb += self.quiesce.valid.eq(1)
+            m.d.comb += health.replaced.eq(Mux(joined & ~lost, 1 << old, 0))
             with m.If(joined & states.suspect.bit_select(new, 1) & ~doubted.bit_select(old, 1)):
                 m.d.comb += health.fails.eq(1 << new)
             with m.If(joined & lost & old_lives):
-                self._swap_migration(m, new)
-                m.d.comb += [
-                    *self._members.store(),
-                    migrations.write.eq(1),
-                    self._edited.eq(1),
-                ]
+                self._keep_migration(m, new, settles=1)
+                m.d.comb += [*self._members.store(), self._edited.eq(1)]
                 m.d.sync += joined.eq(0)
             with m.If(self.quiesce.ready):
                 m.next = "CONFIRM_MIGRATION"

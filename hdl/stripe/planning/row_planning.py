@@ -364,6 +364,7 @@ class RowPlanning(wiring.Component):
             m.d.sync += [
                 self._migrates.eq(1),
                 todo.migrated.eq(Mux(self._mirrored, number, self._got_role)),
+                todo.settles.eq(duplicate.entry.settles),
                 self._migration_target.port.eq(duplicate.entry.port),
                 self._migration_target.strip.eq(self._got_role),
                 self._migration_target.wrapped.eq(self._got_wrapped),
@@ -576,6 +577,7 @@ class RowPlanning(wiring.Component):
             todo.again.eq(goes_on),
             todo.base.eq(row.base),
             todo.place.eq(row.shift),
+            todo.settles.eq(0),
         ]
 
     def _look_up(self, m: Module) -> None:

@@ -9,7 +9,7 @@ from hdl.flow.array_state import eras
 from hdl.flow.operation import Opcode, Owner, operation
 from hdl.flow.recovery import tried_bits
 from hdl.flow.row import RowKind
-from hdl.stripe.planning.program import program, role_bits, target, target_bits
+from hdl.stripe.planning.program import migration_target, program, role_bits, target, target_bits
 from hdl.stripe.rows.progress import Phase, progress
 
 
@@ -91,6 +91,9 @@ class RowOperation(wiring.Component):
             nowhere |= program.joined & program.stale
         follows = self.writing | walks | program.gathered
         wrap = Mux(target.wrapped, 1 << program.strip_shift, 0)
+        # Drives that change places soon, or have done so.
+        pair = (self.number == program.migrated) | (self.number == migration_target(config))
+        settles = program.settles & pair
         m.d.comb += [
             self.has_joined.eq(~walks & (program.mirrored | (self.role < program.data))),
             self.has_line.eq(1),
@@ -99,7 +102,11 @@ class RowOperation(wiring.Component):
             # What fills a block for a write is not read for the host. A block that is written, and
             # has no drive, is there only with all that it is worked out from.
             sent.fua.eq(
-                program.fua & (self.writing | ((recovers | nowhere.any()) & ~program.fills))
+                Mux(
+                    self.writing,
+                    program.fua | settles,
+                    program.fua & (recovers | nowhere.any()) & ~program.fills,
+                )
             ),
             sent.more.eq(follows & program.more & ~self.resending),
             sent.alone.eq(self.resending),

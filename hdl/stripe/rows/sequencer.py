@@ -477,8 +477,11 @@ class Sequencer(wiring.Component):
         """Blocks that had no drive as the row was planned, and need others' caches all the same.
 
         What they are worked out from is stored, but for a mark that some of it is not to be read.
+        The row has made that mark, or has found it as it read.
         """
-        return Mux(self._blank.any(), self._program.dead | self._program.stale, 0)
+        program = self._program
+        found = self._protected & (program.bad & ~program.write).any()
+        return Mux(self._blank.any() | found, program.dead | program.stale, 0)
 
     def _connect_walks(self, m: Module) -> None:
         """What walks see of the row, and rows that are to be mended."""
@@ -958,6 +961,9 @@ class Sequencer(wiring.Component):
         own = Signal.like(now.lost)
         m.d.comb += own.eq(1 << self._number)
         counts = own & program.write & self._synced & ~now.lost & ~self._migration_bit
+        # The drive in its place has all that it has, if it has not missed this block.
+        duplicate = (own & self._migrated).any() & ~(now.lost & self._migration_bit).any()
+        replaced = self.drives.replaced.bit_select(port, 1) & (~(own & now.lost).any() | duplicate)
         # What is not written with FUA is stored only once it has been flushed: marks, and other
         # blocks of the row, unless nothing can be worked out from them.
         lost = program.salvage | (now.phase == Phase.SPOIL)
@@ -973,7 +979,11 @@ class Sequencer(wiring.Component):
         with m.State("FIND-PLACE"):
             m.next = "NOTE-PLACE"
         with m.State("NOTE-PLACE"):
-            with m.If(self.drives.failed.bit_select(port, 1)):
+            with m.If(self.drives.failed.bit_select(port, 1) & replaced):
+                m.d.sync += [now.lost.eq(now.lost & ~own), now.left.eq(now.left & ~own)]
+                with m.If((own & program.write & self._synced & ~self._migration_bit).any()):
+                    m.d.sync += now.good.eq(now.good | (1 << self._target.strip))
+            with m.Elif(self.drives.failed.bit_select(port, 1)):
                 m.d.sync += [now.lost.eq(now.lost | own), now.left.eq(now.left | own)]
             with m.Else():
                 # A drive that is being rebuilt may be trusted by the time that it has been flushed.
@@ -1105,7 +1115,8 @@ class Sequencer(wiring.Component):
                 self._unproven.eq(self._flushed & (self._unstored | self._restarted)),
             ]
             m.next = "SELECT-STRIP"
-            worked_out = self._protected & self._gone.any() & ~self._fault
+            away = self._gone | (self._absent() & program.joined)
+            worked_out = self._protected & away.any() & ~self._fault
             marked = self._blank.any() | program.salvage | (now.phase == Phase.SPOIL)
             needs = program.fua & ~recover & (worked_out | marked)
             with m.If(needs & self._holders.any() & ~self._flushed):

@@ -1,0 +1,211 @@
+"""A member changes places with its migration target.
+
+What FUA has stored stays, and a drive that has left is missed by nobody.
+"""
+
+import os
+from collections.abc import Iterable
+
+import pytest
+
+from campaign.sizes import USUAL
+from cocotb_tests.native.native_card import PORTS, Card, Volume
+from cocotb_tests.native.native_jobs import finished
+from cocotb_tests.native.native_rows import DRIVE, ROWS, blocks_by_row, lose_power, until
+from hdl.background.jobs import JobState
+from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.flow.geometry import Level
+from sw.driver import background, raid
+
+SEED = int(os.environ.get("SEED") or "1")
+LATE_NS = 800_000
+
+
+async def begin(card: Card, level: Level, members: int) -> Volume:
+    """A volume of which all is stored."""
+    volume = await card.create(level, range(members))
+    for first in range(0, volume.layout.blocks(volume.rows), 8):
+        assert await card.write(volume, first, 8, card.buffer(8), 0, fua=True) == 0
+    assert await card.flush(volume) == 0
+    return volume
+
+
+async def flushes_late(card: Card, volume: Volume, *, lost: Iterable[int] = ()) -> int:
+    """The last member migrates to the next port, and drives go meanwhile. Returns as the new drive
+    flushes what has been migrated, which takes it ``LATE_NS``."""
+    old, new = len(volume.ports) - 1, len(volume.ports)
+    statistics = card.harness.drive_statistics
+    written = statistics(new)["written_blocks"]
+    await background.set_rate(card.nvme, 100)
+    await background.migrate_member(card.nvme, volume.array, old, new)
+    await until(card, lambda: statistics(new)["written_blocks"] > written)
+    for port in lost:
+        card.pull(port)
+    await until(card, lambda: statistics(new)["written_blocks"] >= written + ROWS)
+    flushes = statistics(new)["flushes"]
+    card.harness.drive_fault(new, 1, at_end=True, delay_ns=LATE_NS)
+    await until(card, lambda: statistics(new)["flushes"] > flushes)
+    return new
+
+
+async def changed_places(card: Card, volume: Volume, new: int) -> None:
+    """Waits until the new drive is the member."""
+    while True:
+        (array,) = await raid.arrays(card.nvme)
+        if array.members[-1].port == new:
+            volume.ports[-1] = new
+            return
+        await card.card.transport.sleep(1_000)
+
+
+@pytest.mark.parametrize(
+    ("level", "members", "way"),
+    [
+        pytest.param(Level.RAID5, 4, "dead", id="RAID5-dead"),
+        pytest.param(Level.RAID6, 6, "refused", id="RAID6-refused"),
+        pytest.param(Level.RAID5, 4, "refused", id="RAID5-refused", marks=pytest.mark.slow),
+        pytest.param(Level.RAID6, 6, "dead", id="RAID6-dead", marks=pytest.mark.slow),
+        pytest.param(Level.RAIDTP, 7, "dead", id="RAIDTP-dead", marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_block_is_worked_out_from_outlives_the_power(level, members, way):
+    """A block without a drive is written with FUA. The member that it is worked out from has a new
+    block in its cache, and so has the drive that takes its place."""
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> None:
+            volume = await begin(card, level, members)
+            new = await flushes_late(card, volume, lost=(0,) if way == "dead" else ())
+            written: list[int] = []
+
+            async def write(row: int, block: int, cached: int, queue: int) -> None:
+                memory = card.buffer(1)
+                assert await card.write(volume, cached, 1, memory, queue, fua=False) == 0
+                if way == "refused":
+                    card.harness.refuse_writes(0, DATA_OFFSET_BLOCKS + row, 1)
+                if await card.write(volume, block, 1, memory, queue, fua=True) == 0:
+                    written.append(block)
+
+            rows = blocks_by_row(volume)
+            await card.together(
+                write(row, at[0], at[members - 1], row % 2)
+                for row, at in rows.items()
+                if {0, members - 1} <= at.keys()
+            )
+            await changed_places(card, volume, new)
+            if way == "refused":
+                card.pull(0)
+            await lose_power(card, volume, level)
+            assert len(written) > 4, written
+            for block in written:
+                assert await card.read(volume, block, 1, card.buffer(1)) == 0
+
+        card.run(main())
+
+
+@pytest.mark.parametrize("level", [Level.RAID0, Level.RAID1])
+def test_what_is_read_with_fua_is_on_the_new_drive(level):
+    """A block is in the caches of both drives, and is read with FUA before they change places."""
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> None:
+            members = 2
+            volume = await begin(card, level, members)
+            new = await flushes_late(card, volume)
+            rows: dict[int, int] = {}
+            for block in range(volume.layout.blocks(volume.rows)):
+                for place in volume.layout.copies_of(block):
+                    if place.position == members - 1 and len(rows) < 12:
+                        rows[block] = place.row
+            for block in rows:
+                memory = card.buffer(1)
+                assert await card.write(volume, block, 1, memory, 0, fua=False) == 0
+                await card.nvme.read(volume.namespace, block, 1, memory, 0, 4096, True)
+            job = await background.job(card.nvme, volume.array)
+            assert job.state == JobState.RUNNING, "too late"
+            await changed_places(card, volume, new)
+            assert (await finished(card)).state == JobState.DONE
+            card.harness.power_loss()
+            for block, row in rows.items():
+                volume.check(block, card.stored(new, row), f"row {row}")
+
+        card.run(main())
+
+
+@pytest.mark.parametrize("fua", [False, True])
+def test_a_drive_that_has_left_is_not_missed(fua):
+    """A row of RAID 6 without a member is under way as another one changes places. Then a drive
+    has refused the block that is written, and the drive that has left is pulled. The row needs
+    neither: nothing is made unreadable."""
+    members = 6
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+        statistics = card.harness.drive_statistics
+
+        async def main() -> None:
+            volume = await begin(card, Level.RAID6, members)
+            row, at = next(
+                (row, at)
+                for row, at in blocks_by_row(volume).items()
+                if {0, 1, members - 1} <= at.keys()
+            )
+            parity = volume.layout.parity_places(row)[0]
+            new = await flushes_late(card, volume, lost=(0,))
+            card.harness.refuse_writes(1, DATA_OFFSET_BLOCKS + row, 1)
+            card.harness.drive_fault(parity, -1, delay_ns=LATE_NS + 400_000)
+            statuses: list[int] = []
+
+            async def write() -> None:
+                statuses.append(await card.write(volume, at[1], 1, card.buffer(1), 0, fua=fua))
+
+            async def pull() -> None:
+                await until(card, lambda: statistics(1)["refused"] >= 1)
+                await changed_places(card, volume, new)
+                assert not statuses, "too late"
+                card.pull(members - 1)
+
+            await card.together([write(), pull()])
+            card.harness.drive_fault(parity, 0)
+            assert statuses == [0]
+            for position, block in at.items():
+                if position != 1:
+                    assert await card.read(volume, block, 1, card.buffer(1)) == 0, position
+
+        card.run(main())
+
+
+def test_a_row_that_is_flushed_does_not_miss_it_either():
+    """A block of RAID 5 is refused, and the row waits for its flush as a member that it does not
+    write changes places, and the drive that has left is pulled."""
+    members = 4
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+        statistics = card.harness.drive_statistics
+
+        async def main() -> None:
+            volume = await begin(card, Level.RAID5, members)
+            row, at = next(
+                (row, at)
+                for row, at in blocks_by_row(volume).items()
+                if {0, 1, members - 1} <= at.keys()
+            )
+            new = await flushes_late(card, volume)
+            card.harness.refuse_writes(0, DATA_OFFSET_BLOCKS + row, 1)
+            statuses: list[int] = []
+
+            async def write() -> None:
+                statuses.append(await card.write(volume, at[0], 1, card.buffer(1), 0, fua=True))
+
+            async def pull() -> None:
+                await until(card, lambda: statistics(0)["refused"] >= 2)
+                faults = statistics(1)["faults"]
+                card.harness.drive_fault(1, 1, delay_ns=2 * LATE_NS)
+                await until(card, lambda: statistics(1)["faults"] > faults)
+                await changed_places(card, volume, new)
+                assert not statuses, "too late"
+                card.pull(members - 1)
+
+            await card.together([write(), pull()])
+            assert statuses == [0]
+            for block in at.values():
+                assert await card.read(volume, block, 1, card.buffer(1)) == 0
+
+        card.run(main())
