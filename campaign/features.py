@@ -34,6 +34,7 @@ FEATURES = {
     "mended": "that happens right after a REPAIR, or a CHECK that follows one that was stopped",
     "degraded": "that happens to an array without a member, after or amid writes with FUA",
     "ruined": "that happens to rows past repair, or with writes that failed, written with FUA",
+    "places": "that happens as a migration is done, after reads and writes with FUA",
     "past": "reads, writes and flushes past what the level tolerates",
     "fetch": "the host cannot give some data of a write: it fails, and each block is whole",
     "others": "Write Zeroes, Verify, Compare and Dataset Management among the load",

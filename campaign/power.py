@@ -145,7 +145,7 @@ class Power:
             if port not in card.unusable | away:
                 card.harness.insert(port)
         for array, work in works.items():
-            await self._again(array, work)
+            await self.again(array, work)
         card.outcome.faults["power loss"] += 1
 
     async def _runs(self, array: Array, work: Work) -> bool:
@@ -184,6 +184,16 @@ class Power:
         """Ports of good drives that no array has."""
         used = {port for one in self._arrays for port in one.ports} | self._card.unusable
         return [port for port in range(self._card.config.ports) if port not in used]
+
+    def fitting(self, array: Array) -> list[tuple[int, int]]:
+        """Positions of members with ports that they can migrate to, so that their ports stay in
+        order."""
+        return [
+            (position, port)
+            for position in range(array.layout.drives)
+            for port in self._free()
+            if self._keeps_order(array, position, port)
+        ]
 
     def _keeps_order(self, array: Array, position: int, port: int) -> bool:
         ports = [*array.ports[:position], port, *array.ports[position + 1 :]]
@@ -224,7 +234,7 @@ class Power:
         array.failed.clear()
         await array.create(**how)
 
-    async def _again(self, array: Array, work: Work) -> None:
+    async def again(self, array: Array, work: Work) -> None:
         """Creates the array and its volumes again. They hold the data that was flushed."""
         volumes = array.volumes
         await self.create(array, initialise=array.redundant, degraded=work.rebuilds)
@@ -345,7 +355,7 @@ class Power:
         await background.set_rate(card.nvme, DEFAULT_RATE)
         if member.failed or member.stale or job.state == JobState.RUNNING:
             self.lose_power(array, [position])
-            await self._again(array, Work(WalkKind.REBUILD, position))
+            await self.again(array, Work(WalkKind.REBUILD, position))
             card.outcome.faults["power loss without a member"] += 1
             walks = job.state == JobState.RUNNING and job.row > 0
             card.outcome.seen[f"writes with FUA in a {job.kind.name} as a member {way}"] += walks

@@ -19,6 +19,7 @@ from campaign.masks import Masks
 from campaign.mastering import Mastering
 from campaign.members import Members
 from campaign.past import Past
+from campaign.places import Places
 from campaign.power import Power
 from campaign.queues import Queues
 from campaign.refusals import Refusals
@@ -186,6 +187,7 @@ class Run:
         unfinished = Unfinished(members, features, self._generator("unfinished"))
         torn = Torn(features, self._generator("torn"), queues)
         power = Power(card, arrays, lifetimes, features, self._generator("power"))
+        places = Places(card, power, features, self._generator("places"))
         ruined = Ruined(card, power, features, self._generator("ruined"))
         resets = Resets(card, arrays, features, self._generator("resets"), faults)
         card.transport.spawn(card.watch())
@@ -218,6 +220,8 @@ class Run:
             await power.work()
             for array in arrays:
                 await ruined.work(array)
+            for array in arrays:
+                await places.work(array)
         for array in arrays:
             for volume in array.volumes:
                 await volume.read_all(allowed=array.allowed())

@@ -152,8 +152,10 @@ void Drive::send() {
                             &counters_.out_busy_ps);
         out_free_ = frame.end;
         if (fields_.half_duplex) in_free_ = std::max(in_free_, out_free_);
-        storage_.read(slot(next.tag).command.block + next.index, frame.data);
-        slot(next.tag).written_before = cache_.taken();
+        const DriveCommand& command = slot(next.tag).command;
+        // A read with FUA stores the block before it gives it (NVMe 1.4, 6.9), at no cost in time.
+        if (command.fua) cache_.flush_block(command.block + next.index, cache_.taken());
+        storage_.read(command.block + next.index, frame.data);
         ++counters_.read_blocks;
     }
 }
@@ -247,9 +249,7 @@ void Drive::complete(int tag, DriveStatus status, Ps now) {
     if (status == DriveStatus::kGood) {
         const Slot& s = slot(tag);
         if (s.command.operation == Operation::kFlush) cache_.flush(s.written_before);
-        // A read with FUA stores the blocks as well, at no cost in time. Write Uncorrectable has no
-        // FUA.
-        if (s.command.fua && s.command.operation != Operation::kSpoil)
+        if (s.command.fua && s.command.operation == Operation::kWrite)
             for (int i = 0; i < s.command.blocks; ++i)
                 cache_.flush_block(s.command.block + i, s.written_before);
     }

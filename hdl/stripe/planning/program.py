@@ -67,8 +67,9 @@ def program(config: Config) -> data.StructLayout:
     the line of role ``source``, else each role from its own. If not ``possible``, ``write`` says
     what is to be made unreadable; with ``withheld`` the walk leaves the row as it is. ``migrated``:
     if `migration_target` is in ``write``, the target (without mirroring the role) whose block goes
-    there as well; with ``settles`` both get it with FUA. ``base``, ``place``: where the row's members are, and the first of its copies, as
-    in a `hdl.flow.walk.walk`. ``era``: that of its array as it was planned.
+    there as well, with FUA if the migration ``settles``. ``base``, ``place``: where the members of
+    the row are, and the first of its copies, as in a `hdl.flow.walk.walk`. ``era``: that of its
+    array as it was planned.
     """
     background = {
         "stale": config.ports,
