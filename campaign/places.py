@@ -2,7 +2,8 @@
 
 Everything is durable before. The new drive has all blocks, and is late to flush. Meanwhile the host
 writes blocks of the member without FUA. Then it reads them with FUA, or the array is without
-another member, and the host writes blocks of that one with FUA. As soon as the migration is done
+another member, and the host writes blocks of that one with FUA. The member may refuse a write that
+the new drive stores. Then the migration may fail, and no other block is lost. As soon as the migration is done
 all drives of the array lose their power. What was stored must be there, whichever of the two drives
 had it: what was written with FUA, and without redundancy what was read with FUA. In an array
 without a member the rest of the blocks may be wrong, by the write hole.
@@ -16,13 +17,17 @@ from campaign.power import POLL_NS, Power, Work
 from campaign.volume import Volume
 from hdl.background.jobs import JobState
 from hdl.background.supervisor import DEFAULT_RATE
+from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.walk import WalkKind
 from sim.card.volume_model import ANYTHING
 from sim.golden.layout import Place
+from sim.golden.nvme import WRITE_FAULT
 from sw.driver import background
 
 SHARE, ROWS = 0.15, 12
 """Share of arrays to which it happens, and of how many rows at most blocks are written."""
+REFUSED = 0.1
+"""Share of the member's blocks that it refuses, if the array does not do without it."""
 LATE_NS = 300_000
 QUICK_RATE = 100
 
@@ -45,6 +50,7 @@ class Places:
         self._power = power
         self._happens = "places" in features
         self._choose = choose
+        self._refused = False
 
     async def work(self, array: Array) -> None:
         """Does it, sometimes."""
@@ -60,14 +66,22 @@ class Places:
         others = [one for one in range(layout.drives) if one != position]
         away = choose.choice(others) if layout.parities and choose.random() < 0.8 else None
         await self._power.settled(array)
+        self._refused = False
         array.troubled.update((*array.ports, port))
         await self._migrate(array, position, port, away)
         stored = await self._write(array, position, away)
         running = (await array.job()).state == JobState.RUNNING
         card.outcome.seen["writes before a change of places"] += running
         job = await array.job_ends()
-        assert (job.kind, job.state) == (WalkKind.MIGRATE, JobState.DONE), f"{array}: {job}"
-        array.ports[position] = port
+        assert job.kind == WalkKind.MIGRATE, f"{array}: {job}"
+        if job.state == JobState.DONE:
+            array.ports[position] = port
+        else:
+            assert job.state == JobState.FAILED and self._refused, f"{array}: {job}"
+            card.outcome.seen["changes of places given up"] += 1
+            card.harness.remove(port)
+            await card.sleep(POLL_NS)
+            card.harness.insert(port)
         await background.set_rate(card.nvme, DEFAULT_RATE)
         work = Work()
         if away is not None:
@@ -102,18 +116,26 @@ class Places:
     ) -> dict[Volume, set[int]]:
         """Has blocks of the member in caches, and what is worked out from them stored. Returns the
         logical blocks that were written with FUA."""
-        card = self._card
+        card, layout, old = self._card, array.layout, array.ports[position]
         stored: dict[Volume, set[int]] = {}
 
         async def one(row: int) -> None:
             buffer = card.take_buffer()
             cached = self._logical(array, position, row)
+            missing = None if away is None else self._logical(array, away, row)
+            # Only if the array does not do without the member.
+            alone = not array.redundant or (layout.drives == layout.data + 1 and missing)
+            refuses = bool(alone) and self._choose.random() < REFUSED
             if cached is not None:
                 volume, first, count = cached
-                assert await volume.write(first, count, buffer, 0, fua=False) == 0
+                if refuses:
+                    card.harness.refuse_writes(old, DATA_OFFSET_BLOCKS + row)
+                status = await volume.write(first, count, buffer, 0, fua=False)
+                card.harness.accept_writes(old, DATA_OFFSET_BLOCKS + row)
+                assert status == 0 or (refuses and status == WRITE_FAULT), hex(status)
+                self._refused |= refuses
                 if not array.redundant:
                     assert await volume.read(first, count, buffer, fua=True) == 0
-            missing = None if away is None else self._logical(array, away, row)
             if missing is not None:
                 volume, first, count = missing
                 assert await volume.write(first, count, buffer, 0, fua=True) == 0

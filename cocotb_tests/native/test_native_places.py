@@ -15,6 +15,7 @@ from cocotb_tests.native.native_rows import DRIVE, ROWS, blocks_by_row, lose_pow
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
+from sim.golden.nvme import WRITE_FAULT
 from sw.driver import background, raid
 
 SEED = int(os.environ.get("SEED") or "1")
@@ -207,5 +208,102 @@ def test_a_row_that_is_flushed_does_not_miss_it_either():
             assert statuses == [0]
             for block in at.values():
                 assert await card.read(volume, block, 1, card.buffer(1)) == 0
+
+        card.run(main())
+
+
+@pytest.mark.parametrize(
+    ("level", "members", "refusing", "early"),
+    [
+        pytest.param(Level.RAID5, 4, "X", False, id="RAID5"),
+        pytest.param(Level.RAID5, 4, "X", True, id="RAID5-early"),
+        pytest.param(Level.RAID6, 6, "XP", False, id="RAID6-XP"),
+        pytest.param(Level.RAID6, 6, "PQ", False, id="RAID6-PQ"),
+    ],
+)
+@pytest.mark.parametrize("power", [True, False])
+def test_a_write_that_the_member_refuses_costs_no_other_block(
+    level, members, refusing, early, power
+):
+    """An array is without a member. A write to the one that migrates fails, since drives refuse it
+    (X is the member), and only the new drive has stored it. Then the block without a drive is
+    written with FUA. It stays, whichever of the two drives is the member, without power too."""
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+        statistics = card.harness.drive_statistics
+
+        async def main() -> None:
+            volume = await begin(card, level, members)
+            old, sleep = members - 1, card.card.transport.sleep
+            if early:
+                card.pull(0)
+                await background.set_rate(card.nvme, 1)
+                await background.migrate_member(card.nvme, volume.array, old, members)
+                while (await background.job(card.nvme, volume.array)).row < 12:
+                    await sleep(5_000)
+            else:
+                await flushes_late(card, volume, lost=(0,))
+            row, at = next(
+                (row, at)
+                for row, at in blocks_by_row(volume).items()
+                if {0, old} <= at.keys()
+            )
+            parities = volume.layout.parity_places(row)
+            ports = [old if one == "X" else parities["PQ".index(one)] for one in refusing]
+            refused = {port: statistics(port)["refused"] for port in ports}
+            for port in ports:
+                card.harness.refuse_writes(port, DATA_OFFSET_BLOCKS + row, 1)
+            statuses: list[int] = []
+
+            async def write() -> None:
+                statuses.append(await card.write(volume, at[old], 1, card.buffer(1), 0, fua=False))
+
+            async def accept(port: int) -> None:
+                while not statuses and statistics(port)["refused"] < refused[port] + 2:
+                    await sleep(1_000)
+                card.harness.accept_writes(port, DATA_OFFSET_BLOCKS + row, 1)
+
+            await card.together([write(), *map(accept, ports)])
+            assert statuses == [WRITE_FAULT]
+            assert await card.write(volume, at[0], 1, card.buffer(1), 0, fua=True) == 0
+            await background.set_rate(card.nvme, 100)
+            await finished(card)
+            (array,) = await raid.arrays(card.nvme)
+            volume.ports = [member.port for member in array.members]
+            if power:
+                await lose_power(card, volume, level)
+            for position, block in at.items():
+                if position != old:
+                    assert await card.read(volume, block, 1, card.buffer(1)) == 0, position
+
+        card.run(main())
+
+
+@pytest.mark.parametrize("level", [Level.RAID0, Level.JBOD])
+def test_what_was_read_after_a_refused_write_stays(level):
+    """Without redundancy the member refuses a write that the new drive stores. The host reads the
+    old data. It is still there when the migration has ended."""
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+        members = 1 if level == Level.JBOD else 2
+
+        async def main() -> None:
+            volume = await begin(card, level, members)
+            await flushes_late(card, volume)
+            block, row = next(
+                (block, place.row)
+                for block in range(volume.layout.blocks(volume.rows))
+                for place in volume.layout.copies_of(block)
+                if place.position == members - 1
+            )
+            memory, port = card.buffer(1), volume.ports[-1]
+            card.harness.refuse_writes(port, DATA_OFFSET_BLOCKS + row, 1)
+            status = await card.write(volume, block, 1, memory, 0, fua=False)
+            assert status == WRITE_FAULT
+            card.harness.accept_writes(port, DATA_OFFSET_BLOCKS + row, 1)
+            await card.nvme.read(volume.namespace, block, 1, memory, 0, 4096, True)
+            data = card.card.transport.memory.read(memory, 4096)
+            await finished(card)
+            (array,) = await raid.arrays(card.nvme)
+            card.harness.power_loss()
+            assert card.stored(array.members[-1].port, row) == data
 
         card.run(main())

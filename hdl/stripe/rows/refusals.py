@@ -28,8 +28,10 @@ class Refusals(wiring.Component):
       essential and what it has can do no harm to other blocks.
     - A migration target is given up for a block, and nothing else comes of that, even if it is the
       member in the tables by then: the other drive has the row. Once that has failed, the target is
-      the member, and is judged as any other. If it has stored what the member has not, that is made
-      unreadable, without redundancy as well. So the two do not differ.
+      the member, and is judged as any other. If the commands fail and the target has stored what
+      the member has refused, it is given up, without redundancy as well: what the member has can
+      still be read, and the two must not differ. So is one that settles and would have a block made
+      unreadable, since no mark is written with FUA.
     - A drive that is being rebuilt does not count: what only it has of a host's write is not
       stored. A walk brings nothing that is new, and takes it for the good copy that it is.
 
@@ -58,6 +60,8 @@ class Refusals(wiring.Component):
         the member is there.
     spoilt
         Targets to make unreadable, if a drive stays that the row does not do without.
+    differs
+        The migration target is one of ``spoilt``, and is to be given up instead.
     number
         One of ``refusals``.
     target
@@ -80,6 +84,7 @@ class Refusals(wiring.Component):
                 "refusals": Out(count),
                 "needed": Out(count),
                 "spoilt": Out(count),
+                "differs": Out(1),
                 "number": In(target_bits(config)),
                 "target": In(target(config)),
                 "fault": In(1),
@@ -151,4 +156,6 @@ class Refusals(wiring.Component):
             # Without redundancy only the two drives of a migration can differ.
             twin = Mux((self.needed & self.migrated).any(), migration_bit, 0)
             m.d.comb += self.spoilt.eq(maybe_new & twin)
+        refuses = (self.needed & self.migrated).any()
+        m.d.comb += self.differs.eq((self.spoilt & spare).any() & (refuses | program.settles))
         return m

@@ -480,7 +480,8 @@ class Sequencer(wiring.Component):
         The row has made that mark, or has found it as it read.
         """
         program = self._program
-        found = self._protected & (program.bad & ~program.write).any()
+        unread = program.bad & ~(program.write | program.dead | program.stale)
+        found = self._protected & unread.any()
         return Mux(self._blank.any() | found, program.dead | program.stale, 0)
 
     def _connect_walks(self, m: Module) -> None:
@@ -1070,11 +1071,17 @@ class Sequencer(wiring.Component):
                         self._make_unreadable(m, targets=kept, phase=Phase.BLANK)
                     with m.Elif(self._walks):
                         m.next = "JUDGE-WALK"
+                    with m.Elif(spoils & refusals.differs):
+                        m.d.sync += self._number.eq(migration_target(config))
+                        m.next = "FIND-TWIN"
                     with m.Elif(spoils):
                         self._make_unreadable(m, targets=refusals.spoilt, phase=Phase.SPOIL)
 
     def _judge_refusal(self, m: Module) -> None:
-        """The states from FIND-REFUSAL, of one such drive, to GIVE-UP, which gives it up."""
+        """The states from FIND-REFUSAL, of one such drive, to GIVE-UP, which gives it up.
+
+        FIND-TWIN is of a migration target that may have what its member has not: it goes as well.
+        """
         now, refusals = self._now, self._refusals
         torn, kept, waited = self._torn, self._kept, self._waited
         own = Signal.like(now.lost)
@@ -1095,6 +1102,8 @@ class Sequencer(wiring.Component):
                 m.d.sync += torn.eq(1)
             with m.Else():
                 m.d.sync += kept.eq(kept | own)
+        with m.State("FIND-TWIN"):
+            m.next = "GIVE-UP"
         with m.State("GIVE-UP"):
             m.d.comb += [self.fail.valid.eq(1), self.fail.payload.eq(self._target.port)]
             with m.If(self.fail.ready):
