@@ -3,10 +3,10 @@
 Everything is durable before. The new drive has all blocks, and is late to flush. Meanwhile the host
 writes blocks of the member without FUA. Then it reads them with FUA, or the array is without
 another member, and the host writes blocks of that one with FUA. The member may refuse a write that
-the new drive stores. Then the migration may fail, and no other block is lost. As soon as the migration is done
-all drives of the array lose their power. What was stored must be there, whichever of the two drives
-had it: what was written with FUA, and without redundancy what was read with FUA. In an array
-without a member the rest of the blocks may be wrong, by the write hole.
+the new drive stores. Then the migration may fail, and no other block is lost. As soon as the
+migration has ended all drives of the array lose their power. What was stored must be there,
+whichever of the two drives had it: what was written with FUA, and without redundancy what was read
+with FUA. In an array without a member the rest of the blocks may be wrong, by the write hole.
 """
 
 import random
@@ -77,7 +77,8 @@ class Places:
         if job.state == JobState.DONE:
             array.ports[position] = port
         else:
-            assert job.state == JobState.FAILED and self._refused, f"{array}: {job}"
+            assert job.state == JobState.FAILED, f"{array}: {job}"
+            assert self._refused, f"{array}: {job}"
             card.outcome.seen["changes of places given up"] += 1
             card.harness.remove(port)
             await card.sleep(POLL_NS)
