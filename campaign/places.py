@@ -132,9 +132,10 @@ class Places:
                 if refuses:
                     card.harness.refuse_writes(old, DATA_OFFSET_BLOCKS + row)
                 status = await volume.write(first, count, buffer, 0, fua=False)
-                card.harness.accept_writes(old, DATA_OFFSET_BLOCKS + row)
+                if refuses:
+                    card.harness.accept_writes(old, DATA_OFFSET_BLOCKS + row)
                 assert status == 0 or (refuses and status == WRITE_FAULT), hex(status)
-                self._refused |= refuses
+                self._refused |= status == WRITE_FAULT
                 if not array.redundant:
                     assert await volume.read(first, count, buffer, fua=True) == 0
             if missing is not None:

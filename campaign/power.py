@@ -164,7 +164,7 @@ class Power:
             return Work(kind)
         position = choose.randrange(array.layout.drives)
         if kind == WalkKind.MIGRATE:
-            fit = [port for port in self._free() if self._keeps_order(array, position, port)]
+            fit = self._fit(array, position)
             if not fit:
                 return Work()
             port = choose.choice(fit)
@@ -191,13 +191,13 @@ class Power:
         return [
             (position, port)
             for position in range(array.layout.drives)
-            for port in self._free()
-            if self._keeps_order(array, position, port)
+            for port in self._fit(array, position)
         ]
 
-    def _keeps_order(self, array: Array, position: int, port: int) -> bool:
-        ports = [*array.ports[:position], port, *array.ports[position + 1 :]]
-        return ports == sorted(ports)
+    def _fit(self, array: Array, position: int) -> list[int]:
+        before, after = array.ports[:position], array.ports[position + 1 :]
+        ordered = ([*before, port, *after] for port in self._free())
+        return [ports[position] for ports in ordered if ports == sorted(ports)]
 
     def _twice(self) -> bool:
         return "done" in self._features and self._choose.random() < TWICE

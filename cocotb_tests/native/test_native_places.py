@@ -51,12 +51,18 @@ async def flushes_late(card: Card, volume: Volume, *, lost: Iterable[int] = ()) 
 
 async def changed_places(card: Card, volume: Volume, new: int) -> None:
     """Waits until the new drive is the member."""
-    while True:
-        (array,) = await raid.arrays(card.nvme)
-        if array.members[-1].port == new:
-            volume.ports[-1] = new
-            return
+    deadline = card.harness.now_ns + 5 * LATE_NS
+    while (await raid.arrays(card.nvme))[0].members[-1].port != new:
+        assert card.harness.now_ns < deadline, "they do not change places"
         await card.card.transport.sleep(1_000)
+    volume.ports[-1] = new
+
+
+def row_of(volume: Volume, *positions: int) -> tuple[int, dict[int, int]]:
+    """A row with blocks at these positions, and its block at each position."""
+    return next(
+        (row, at) for row, at in blocks_by_row(volume).items() if {*positions} <= at.keys()
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,11 +150,7 @@ def test_a_drive_that_has_left_is_not_missed(fua):
 
         async def main() -> None:
             volume = await begin(card, Level.RAID6, members)
-            row, at = next(
-                (row, at)
-                for row, at in blocks_by_row(volume).items()
-                if {0, 1, members - 1} <= at.keys()
-            )
+            row, at = row_of(volume, 0, 1, members - 1)
             parity = volume.layout.parity_places(row)[0]
             new = await flushes_late(card, volume, lost=(0,))
             card.harness.refuse_writes(1, DATA_OFFSET_BLOCKS + row, 1)
@@ -183,11 +185,7 @@ def test_a_row_that_is_flushed_does_not_miss_it_either():
 
         async def main() -> None:
             volume = await begin(card, Level.RAID5, members)
-            row, at = next(
-                (row, at)
-                for row, at in blocks_by_row(volume).items()
-                if {0, 1, members - 1} <= at.keys()
-            )
+            row, at = row_of(volume, 0, 1, members - 1)
             new = await flushes_late(card, volume)
             card.harness.refuse_writes(0, DATA_OFFSET_BLOCKS + row, 1)
             statuses: list[int] = []
@@ -238,15 +236,13 @@ def test_a_write_that_the_member_refuses_costs_no_other_block(
                 card.pull(0)
                 await background.set_rate(card.nvme, 1)
                 await background.migrate_member(card.nvme, volume.array, old, members)
-                while (await background.job(card.nvme, volume.array)).row < 12:
+                job = await background.job(card.nvme, volume.array)
+                while job.state == JobState.RUNNING and job.row < 12:
                     await sleep(5_000)
+                    job = await background.job(card.nvme, volume.array)
             else:
                 await flushes_late(card, volume, lost=(0,))
-            row, at = next(
-                (row, at)
-                for row, at in blocks_by_row(volume).items()
-                if {0, old} <= at.keys()
-            )
+            row, at = row_of(volume, 0, old)
             parities = volume.layout.parity_places(row)
             ports = [old if one == "X" else parities["PQ".index(one)] for one in refusing]
             refused = {port: statistics(port)["refused"] for port in ports}

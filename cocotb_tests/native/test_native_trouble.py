@@ -273,9 +273,10 @@ def test_what_is_durable_outlives_the_power(level):
         assert 0 < lost < len(volatile) * volume.layout.copies
 
 
-def test_what_is_read_with_fua_outlives_the_power():
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_read_with_fua_outlives_the_power(late):
     """NVMe 1.4, 6.9: what a read with FUA returns has been stored before. A read without has not.
-    """
+    That holds although the drives have not ended the reads yet, be they ``late``."""
     with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
         looked, others = range(16), range(16, 32)
 
@@ -284,6 +285,8 @@ def test_what_is_read_with_fua_outlives_the_power():
             address = card.buffer(8)
             for first in range(0, 32, 8):
                 assert await card.write(volume, first, 8, address, 0, fua=False) == 0
+            for port in range(3 if late else 0):
+                card.harness.drive_fault(port, -1, at_end=True, delay_ns=300_000)
             for first in range(0, 32, 8):
                 fua = first in looked
                 await card.nvme.read(volume.namespace, first, 8, address, fua=fua)

@@ -488,6 +488,41 @@ async def the_member_refuses(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_parities_refuse(dut):
+    """They cannot be spared, and the writes fail. What the member and the target have stored is
+    made unreadable on both. Once the migration settles the target is given up instead, since no
+    mark is stored at once."""
+    bench = await begin(dut)
+    if not bench.array.parities:
+        return
+    await bench.walk_all(WalkKind.MIGRATE)
+    drives, data = bench.drives, bench.array.data
+    places = {row: bench.role_places(row) for row in ROWS}
+    rows = [row for row in ROWS if bench.old in {port for port, _ in places[row][:data]}]
+    others = [port for port, _ in places[bench.random.choice(rows)][:data] if port != bench.old]
+    for port in bench.random.sample(others, min(len(others), bench.tolerated)):
+        bench.fail(port)
+    rows = [row for row in rows if not {port for port, _ in places[row][data:]} & bench.failed]
+    await bench.pause(500)
+    drives.spoils_refused = True
+    for settles in (False, True):
+        await bench.settle()
+        bench.settles = settles
+        row = bench.random.choice(rows)
+        (old,) = (place for place in places[row] if place[0] == bench.old)
+        drives.refusing = {*places[row][data:]}
+        faults = bench.write_faults
+        entry = await bench.write(row, 0)
+        await bench.settle()
+        assert bench.write_faults == faults + len(entry.joined)
+        assert old in drives.unreadable and bench.old not in bench.failed
+        assert (bench.target in bench.failed) == settles
+        assert settles or (bench.target, old[1]) in drives.unreadable
+        drives.refusing.clear()
+        bench.check_drives()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def the_target_refuses_when_nothing_is_known(dut):
     """Nobody waits for the states of arrays to rest: the target goes at once."""
     bench = await begin(dut)
@@ -600,6 +635,7 @@ REFUSED = (
     "the_target_refuses_as_the_member_fails",
     "the_target_refuses_a_migrated_row_as_the_member_fails",
     "the_member_refuses",
+    "the_parities_refuse",
     "the_target_refuses_when_nothing_is_known",
 )
 

@@ -926,11 +926,11 @@ class ArrayTables(wiring.Component):
     # rows of before have ended, the target is flushed. By then it has stored all that it has, and
     # that stays so until the migration is gone.
     #
-    # Then the two drives change places first. The old drive
-    # is the target then. So rows that began before write both, and so do those that begin after,
-    # whatever they take for the member. When those of before have ended, the new member has what
-    # they wrote. If it fails before, the old drive is the member again at once. Only then the
-    # migration is gone.
+    # Then the two drives change places, and the old drive is the target. So rows that began before
+    # write both, and so do those that begin after, whatever they take for the member. When those of
+    # before have ended, the new member has what they wrote, and the migration is gone. If it fails
+    # until then, the old drive is the member again at once. If the old drive fails until then,
+    # nobody misses it.
 
     def _begin_migration(self, m: Module) -> None:
         """The states BEGIN_MIGRATION and WRITE_MIGRATION: a drive that joins has not failed.
@@ -1079,8 +1079,7 @@ class ArrayTables(wiring.Component):
         """The states DRAIN_MIGRATION and CONFIRM_MIGRATION: rows of before have ended.
 
         If the new drive fails, the two change places again at once, so reads and flushes find the
-        old one. A new one that restarts may lose what the old one has, so it fails. Until then
-        nobody misses the old one.
+        old one. A new one that restarts may lose what the old one has, so it fails.
         """
         health, joined = self._health, self._joined
         old, new = self._migrated_from, self._migrated_to

@@ -1038,7 +1038,8 @@ class Sequencer(wiring.Component):
 
     def _judge_refusals(self, m: Module) -> None:
         """The states FIND-REFUSALS and SELECT-REFUSAL, over the drives that did not store a block,
-        up to CONFIRM; or a phase begins that makes blocks unreadable."""
+        and a migration target that must not stay as it is, up to CONFIRM; or a phase begins that
+        makes blocks unreadable."""
         config, program, now = self._config, self._program, self._now
         refusals, pending, fault = self._refusals, self._pending, self._fault
         torn, kept = self._torn, self._kept
@@ -1072,16 +1073,13 @@ class Sequencer(wiring.Component):
                     with m.Elif(self._walks):
                         m.next = "JUDGE-WALK"
                     with m.Elif(spoils & refusals.differs):
-                        m.d.sync += self._number.eq(migration_target(config))
-                        m.next = "FIND-TWIN"
+                        m.d.sync += pending.eq(self._migration_bit)
+                        m.next = "SELECT-REFUSAL"
                     with m.Elif(spoils):
                         self._make_unreadable(m, targets=refusals.spoilt, phase=Phase.SPOIL)
 
     def _judge_refusal(self, m: Module) -> None:
-        """The states from FIND-REFUSAL, of one such drive, to GIVE-UP, which gives it up.
-
-        FIND-TWIN is of a migration target that may have what its member has not: it goes as well.
-        """
+        """The states from FIND-REFUSAL, of one such drive, to GIVE-UP, which gives it up."""
         now, refusals = self._now, self._refusals
         torn, kept, waited = self._torn, self._kept, self._waited
         own = Signal.like(now.lost)
@@ -1102,8 +1100,6 @@ class Sequencer(wiring.Component):
                 m.d.sync += torn.eq(1)
             with m.Else():
                 m.d.sync += kept.eq(kept | own)
-        with m.State("FIND-TWIN"):
-            m.next = "GIVE-UP"
         with m.State("GIVE-UP"):
             m.d.comb += [self.fail.valid.eq(1), self.fail.payload.eq(self._target.port)]
             with m.If(self.fail.ready):
