@@ -30,6 +30,7 @@ from hdl.stripe.planning.duplicate import Duplicate
 from hdl.stripe.planning.plan import PlanKind
 from hdl.stripe.planning.program import migration_target
 from hdl.stripe.planning.row_planning import RowPlanning
+from hdl.stripe.rows.refusals import Refusals
 from hdl.stripe.rows.row_operation import RowOperation
 from hdl.stripe.rows.sequencer import Sequencer
 from hdl.stripe.walks.walk_plan import WalkPlan
@@ -565,12 +566,12 @@ class WaitsForTheTables(Duplicate):
         return m
 
 
-class CountsTheMigration(Sequencer):
-    """A planted bug: what only the target has done counts for the row."""
+class KeepsTheTarget(Refusals):
+    """A planted bug: a target stays that has stored what its member has refused."""
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.operation_result.migrates.eq(0)
+        m.d.comb += self.differs.eq(0)
         return m
 
 
@@ -606,7 +607,7 @@ class MendsTheMember(WalkPlan):
 MUTANTS = {
     ForgetsUpdates: ("rows.sequencer.RowPlanning", "raid5", "migrates_under_load"),
     WaitsForTheTables: ("planning.row_planning.Duplicate", "raid5", "the_member_fails"),
-    CountsTheMigration: ("", "raid0", "the_member_refuses"),
+    KeepsTheTarget: ("rows.sequencer.Refusals", "raid0", "the_member_refuses"),
     FreesEarly: ("", "raid5", "migrates_under_load"),
     StoresTheMember: ("rows.sequencer.RowOperation", "raid5", "migrates_under_load"),
     MendsTheMember: ("planning.row_planning.WalkPlan", "raid5", "migrates_what_cannot_be_read"),
