@@ -162,6 +162,15 @@ def test_what_is_cached_is_stored():
                 assert held in volume.model.possible(block), f"block {block} was lost"
 
 
+async def switch_off(card: Card) -> int:
+    """Switch the volatile write cache off. Returns the status."""
+    try:
+        await card.nvme.admin(Command(SET_FEATURES, dwords=(VOLATILE_WRITE_CACHE, 0)))
+    except NvmeError as error:
+        return error.status
+    return 0
+
+
 def _pull(card: Card, ports: int) -> None:
     for port in range(ports):
         card.harness.remove(port)
@@ -185,13 +194,7 @@ def test_what_is_not_stored_is_told(level, trouble, status):
             volume = await card.create(level, range(4))
             await card.load(volume, 40, writes=1.0)
             trouble(card)
-            command = Command(SET_FEATURES, dwords=(VOLATILE_WRITE_CACHE, 0))
-            told = 0
-            try:
-                await card.nvme.admin(command)
-            except NvmeError as error:
-                told = error.status
-            assert told == status
+            assert await switch_off(card) == status
             [array] = await raid.arrays(card.nvme)
             assert (array.state == ArrayState.FAILED) == bool(status)
 
@@ -203,23 +206,30 @@ def test_what_was_forgotten_is_not_stored():
     host is told otherwise, by whatever asks for it, until a FLUSH has failed for that."""
     with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
 
-        async def switch_off() -> int:
-            """Of the volatile write cache; the status."""
-            try:
-                await card.nvme.admin(Command(SET_FEATURES, dwords=(VOLATILE_WRITE_CACHE, 0)))
-            except NvmeError as error:
-                return error.status
-            return 0
-
         async def scenario() -> None:
             volume = await card.create(Level.RAID0, range(3))
             await card.load(volume, 60, writes=1.0)
             card.harness.restart_drive(volume.ports[1])
             await card.card.transport.sleep(POLL_NS)
-            assert await switch_off() == INTERNAL_ERROR
+            for _ in range(2):  # none of them is the volume's FLUSH
+                assert await switch_off(card) == INTERNAL_ERROR
             assert await card.flush(volume) == WRITE_FAULT
-            assert await switch_off() == 0
+            assert await switch_off(card) == 0
             assert await card.flush(volume) == 0
+
+        card.run(scenario())
+
+
+def test_a_host_without_volumes_is_told_once():
+    """No volume is there whose FLUSH could fail: the host has been told as the cache stays on."""
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def scenario() -> None:
+            await raid.create_array(card.nvme, Level.RAID0, range(3), strip_kib=4)
+            card.harness.restart_drive(1)
+            await card.card.transport.sleep(POLL_NS)
+            assert await switch_off(card) == INTERNAL_ERROR
+            assert await switch_off(card) == 0
 
         card.run(scenario())
 

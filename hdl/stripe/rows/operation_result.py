@@ -33,9 +33,6 @@ class OperationResult(wiring.Component):
         The role, or the strip, that the target is.
     synced
         The drive holds all that it should of the row.
-    migrates
-        With ``background``: the operation writes to the migration target. However it ends, the
-        row has lost nothing, though it is noted in ``lost``.
     paired
         With ``background``: another operation writes the same line.
     before
@@ -64,7 +61,6 @@ class OperationResult(wiring.Component):
                 "ended": Out(1),
                 "report": Out(1),
                 "written": Out(1),
-                "migrates": In(1),
                 "paired": In(1),
             }
         )
@@ -105,7 +101,7 @@ class OperationResult(wiring.Component):
                 self.written.eq(~self.paired | before.half),
                 after.half.eq(before.half | self.paired),
             ]
-            with m.If(good & ~self.migrates & self.synced):
+            with m.If(good & self.synced):
                 m.d.comb += after.good.eq(before.good | (1 << self.index))
             with m.Elif(~good):
                 m.d.comb += [

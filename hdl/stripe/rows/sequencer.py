@@ -452,7 +452,6 @@ class Sequencer(wiring.Component):
             refusals.fault.eq(self._fault),
             refusals.essential.eq(self.arrays.essential),
             refusals.settled.eq(self.arrays.settled),
-            result.migrates.eq(migrates),
             result.paired.eq(
                 self._migrates
                 & program.write.bit_select(program.migrated, 1)
