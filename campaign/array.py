@@ -19,7 +19,8 @@ from sim.golden.nvme import UNRECOVERED_READ
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError
 
-POLL_NS = 120_000
+POLL_NS, POLLS_A_WAIT = 120_000, 16
+"""The time between two looks at least, and its share of the time waited so far."""
 JOB_LADDERS = 100
 """Without load a job ends within so many times the longest time of a command in a drive."""
 
@@ -232,14 +233,20 @@ class Array:
 
     async def job_ends(self) -> background.Job:
         """Waits until the job no longer runs. Returns the job."""
-        until = self.card.harness.now_ns + JOB_LADDERS * self.card.ladder_ns
+        began = self.card.harness.now_ns
         job = await self.job()
         while job.state == JobState.RUNNING:
-            if self.card.harness.now_ns > until:
+            if self.card.harness.now_ns > began + JOB_LADDERS * self.card.ladder_ns:
                 raise Stuck(f"{self}: a job has no end: {job}")
-            await self.card.sleep(POLL_NS)
+            await self._poll(began)
             job = await self.job()
         return job
+
+    async def _poll(self, began_ns: float) -> None:
+        """Waits before the next look at what is waited for: the longer it has lasted, the longer,
+        since each look is some 1,000 cycles to simulate."""
+        lasted = self.card.harness.now_ns - began_ns
+        await self.card.sleep(max(POLL_NS, lasted / POLLS_A_WAIT))
 
     async def rest(self) -> None:
         """Called when every fault has happened and the array is idle. Then the card must report
@@ -264,17 +271,17 @@ class Array:
         self.restarted, self.forgot = set(), set()
         if not card.config.background:
             return
-        until = card.harness.now_ns + JOB_LADDERS * card.ladder_ns
+        began = card.harness.now_ns
         while ports or forgot:
             members = (await self.state()).members
             ports &= {m.port for m in members if m.failed or m.stale}
             forgot &= {m.port for m in members if m.failed or m.stale}
-            if card.harness.now_ns > until:
+            if card.harness.now_ns > began + JOB_LADDERS * card.ladder_ns:
                 stale = {m.port for m in members if m.stale}
                 if ports or forgot & stale:
                     raise Stuck(f"{self}: {ports | forgot} have begun anew, and are not had again")
                 return  # given up
-            await card.sleep(POLL_NS)
+            await self._poll(began)
             card.outcome.seen["waits for drives that began anew"] += bool(ports)
 
     async def reconcile(self) -> None:
