@@ -269,18 +269,32 @@ def test_files_that_cannot_be_written(capsys, kind):
     assert re.fullmatch(r"bench: \[Errno \d+\] .*\n", capsys.readouterr().err)
 
 
-def test_output_that_nobody_reads():
-    """No word about it: so ends ``... | head -1``."""
-    script = """
+PRINTS = """
+def prints(*_):
+    for _ in range(100_000):
+        print("a line")
+"""
+TOOL = """
 import sys
 from sim.cli import program
 
-def main():
-    for _ in range(100_000):
-        print("a line")
-
-sys.exit(program("bench", main))
+sys.exit(program("bench", prints))
 """
+GUEST = """
+import sys
+from sim.cli import program
+from sw.guest import __main__ as guest
+
+sys.argv = ["guest"]
+guest.packages.prepare = prints
+sys.exit(program("guest", guest.main))
+"""
+
+
+@pytest.mark.parametrize("tool", [TOOL, GUEST], ids=["tool", "guest"])
+def test_output_that_nobody_reads(tool):
+    """No word about it: so ends ``... | head -1``. The guest has an eye on other pipes as well."""
+    script = PRINTS + tool
     command = [sys.executable, "-c", script]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
