@@ -6,7 +6,9 @@ The root is the host's, read-only; WORK is mounted for writing. It holds `jobs.j
 jobs, and gets `log.txt` and at the end `done`. A job names ``arrays``, mdadm's arguments in turn
 (the last array is written, and all are stopped), ``device``, ``data``, a list of [file, offset]
 to write to it in that order, ``drives`` and their ``bytes``, which are zeros at first, and
-``images``, the files that keep them. Only what a bare Python has is used.
+``images``, the files that keep them. A job that names ``attempts``, mdadm's arguments in turn, puts
+the files ``given`` on its drives first, and says what has become of the array. Only what a bare
+Python has is used.
 """
 
 import ctypes
@@ -34,6 +36,7 @@ MODULES = (
     "drivers/md/raid456",
 )
 PIECE = 1 << 20
+TIMEOUT_S = 60
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -59,15 +62,22 @@ def load_modules() -> None:
                 check(libc.syscall(FINIT_MODULE, module.fileno(), b"", 0), name)
 
 
-def mdadm(*arguments: str) -> None:
-    """Runs mdadm."""
+def attempt(*arguments: str) -> tuple[int, str]:
+    """Runs mdadm. Returns how it ended, and what it printed."""
     environment = {"MDADM_NO_UDEV": "1", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     done = subprocess.run(
-        ["mdadm", *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=sys.stdout,
-        stderr=subprocess.STDOUT, check=False,
+        ["mdadm", *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, check=False, text=True, timeout=TIMEOUT_S,
     )
-    if done.returncode:
-        raise RuntimeError(f"mdadm {' '.join(arguments)} ended with {done.returncode}")
+    print(done.stdout, end="")
+    return done.returncode, done.stdout
+
+
+def mdadm(*arguments: str) -> None:
+    """Runs mdadm, which must not fail."""
+    status, _ = attempt(*arguments)
+    if status:
+        raise RuntimeError(f"mdadm {' '.join(arguments)} ended with {status}")
 
 
 def pieces(length: int):
@@ -76,8 +86,48 @@ def pieces(length: int):
         yield offset, min(PIECE, length - offset)
 
 
+def held(path: str) -> str:
+    """A word of the kernel's, or nothing."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def assemble(job: dict) -> None:
+    """One job that assembles what is on its drives, and says what has become of it."""
+    for drive, name in zip(job["drives"], job["given"], strict=True):
+        data = (MOUNT / name).read_bytes()
+        with Path(drive).open("r+b", buffering=0) as device:
+            for start, count in pieces(job["bytes"]):
+                device.write(data[start : start + count].ljust(count, b"\0"))
+            os.fsync(device.fileno())
+    said = "".join(attempt(*arguments)[1] for arguments in job["attempts"])
+    arrays = sorted(Path("/sys/block").glob("md*"))
+    members, found = {}, {"state": "", "degraded": "", "action": ""}
+    if arrays:
+        place = arrays[0] / "md"
+        names = {"state": "array_state", "degraded": "degraded", "action": "sync_action"}
+        found = {name: held(f"{place}/{file}") for name, file in names.items()}
+        for number, drive in enumerate(job["drives"]):
+            member = f"{place}/dev-{Path(drive).name}"
+            if Path(member).exists():
+                members[number] = {
+                    "slot": held(f"{member}/slot"),
+                    "state": held(f"{member}/state"),
+                    "recovery": held(f"{member}/recovery_start"),
+                }
+        if found["state"] not in ("", "clear", "inactive"):
+            with Path("/dev", arrays[0].name).open("rb") as device:
+                (MOUNT / f"{job['name']}.data").write_bytes(device.read())
+    for array in arrays:
+        attempt("--stop", f"/dev/{array.name}")
+    outcome = {**found, "members": members, "said": said}
+    (MOUNT / f"{job['name']}.json").write_text(json.dumps(outcome))
+
+
 def run(job: dict) -> None:
-    """One job."""
+    """One job that creates arrays and writes to them."""
     for drive in job["drives"]:
         with Path(drive).open("r+b", buffering=0) as device:
             for _, count in pieces(job["bytes"]):
@@ -113,7 +163,7 @@ def main(work: str) -> None:
             load_modules()
             for job in json.loads((MOUNT / "jobs.json").read_text()):
                 print("job", job["name"])
-                run(job)
+                (assemble if "attempts" in job else run)(job)
             (MOUNT / "done").touch()
         except Exception as error:
             print(f"{type(error).__name__}: {error}")

@@ -38,6 +38,71 @@ class Job:
     images: list[str] = field(default_factory=list)
 
 
+@dataclass(kw_only=True)
+class Assembly:
+    """A job of `sim.md.guest`: drives that hold these files are assembled. What has become of it is
+    in ``NAME.json`` then, and what the array holds in ``NAME.data``, if it has started.
+
+    ``attempts`` are arguments of mdadm, and each may fail.
+    """
+
+    name: str
+    given: list[str]
+    attempts: list[list[str]]
+    bytes: int
+    drives: list[str] = field(default_factory=list)
+
+    @property
+    def images(self) -> list[str]:
+        """One a drive."""
+        return self.given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembled:
+    """What md has made of drives. ``state`` is that of the array, or empty.
+
+    ``roles`` are those of the drives that take part, by their number, and ``rebuilt`` of each that
+    is being rebuilt how far it is, in sectors. ``said`` is what mdadm printed.
+    """
+
+    state: str
+    degraded: int
+    action: str
+    roles: dict[int, int]
+    rebuilt: dict[int, int]
+    said: str
+    data: bytes
+
+    @property
+    def started(self) -> bool:
+        """Whether it can be read."""
+        return self.state not in ("", "clear", "inactive")
+
+
+def assembled(work: Path, job: Assembly) -> Assembled:
+    """The outcome of a job that has been run."""
+    found = json.loads((work / f"{job.name}.json").read_text())
+    members = {int(number): member for number, member in found["members"].items()}
+    taking_part = {
+        number: member for number, member in members.items() if member["slot"].isdigit()
+    }
+    data = work / f"{job.name}.data"
+    return Assembled(
+        state=found["state"],
+        degraded=int(found["degraded"] or 0),
+        action=found["action"],
+        roles={number: int(member["slot"]) for number, member in taking_part.items()},
+        rebuilt={
+            number: int(member["recovery"])
+            for number, member in taking_part.items()
+            if member["recovery"].isdigit()
+        },
+        said=found["said"],
+        data=data.read_bytes() if data.exists() else b"",
+    )
+
+
 def missing() -> str:
     """How to make this run, in one line. It is empty when everything is there."""
     found = {
@@ -85,7 +150,7 @@ def _environment(work: Path, *, shim: bool) -> dict[str, str]:
     return environment
 
 
-def run(work: Path, jobs: Sequence[Job], *, shim: bool | None = None) -> None:
+def run(work: Path, jobs: Sequence[Job | Assembly], *, shim: bool | None = None) -> None:
     """Runs ``jobs`` one after the other. ``work`` holds their data and gets their images.
 
     ``shim``: preload `xstate.c`. By default it is preloaded where the processor makes it necessary.
