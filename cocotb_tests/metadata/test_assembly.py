@@ -178,6 +178,14 @@ def complete(level: str) -> dict[int, Superblock]:
     return dict(enumerate(superblocks(1, layout, number, code)))
 
 
+def without(role: int, **values) -> dict[int, Superblock]:
+    """A RAID 5 of which that member has failed, and the others know."""
+    found = complete("RAID5")
+    del found[role]
+    roles = tuple(FAULTY if part == role else part for part in found[0].roles)
+    return {number: replace(one, roles=roles, **values) for number, one in found.items()}
+
+
 def test_what_is_complete_starts():
     """Clean or dirty."""
     for level in ("RAID0", "RAID1", "RAID5", "RAID6", "RAID10"):
@@ -199,14 +207,9 @@ def test_who_is_missed():
         assert judge(one).left_out == (frozenset() if starts else {2})
     del found[2]
     assert not judge(found).starts
-    failed = {
-        role: replace(one, roles=tuple(FAULTY if part == 2 else part for part in one.roles))
-        for role, one in found.items()
-    }
-    assert judge(failed).starts
-    assert judge(failed).degraded == 1
-    dirty = {role: replace(one, resync_offset=0) for role, one in failed.items()}
-    assert not judge(dirty).starts
+    assert judge(without(2)).starts
+    assert judge(without(2)).degraded == 1
+    assert not judge(without(2, resync_offset=0)).starts
 
 
 def test_what_differs_makes_no_array():
@@ -241,19 +244,24 @@ def test_linux_judges_alike(tmp_path: Path):
     print(f"SEED={SEED}")
     generator = random.Random(f"{SEED}/assembly")
     cases = {f"case{number}": drives(number, generator) for number in range(COUNT)}
+    raid5 = next(layout for layout, *_ in LAYOUTS if layout.level == "RAID5")
+    away = complete("RAID5")
+    del away[2]
+    for name, found in (("doubt", without(2, resync_offset=0)), ("away", away)):
+        cases[name] = Drives(layout=raid5, found=found)
     contents = {
         name: [generator.randbytes(BLOCK) for _ in range(one.layout.blocks(ROWS))]
         for name, one in cases.items()
     }
     outcomes = run_md(tmp_path, cases, contents)
-    started, found = 0, set()
+    started, bugs = 0, set()
     for (name, one), outcome in zip(cases.items(), outcomes, strict=True):
         judgement = one.judgement
         what = f"{name}: {one.layout} {describe(one)}: {outcome.said}{outcome}"[:1500]
         if judgement is not None:
             for bug in (StartsInDoubt, MissesNobody):
                 if bug(**vars(judgement)).starts != outcome.started:
-                    found.add(bug)
+                    bugs.add(bug)
         if judgement is None or not judgement.starts:
             assert not outcome.started, what
             continue
@@ -266,7 +274,7 @@ def test_linux_judges_alike(tmp_path: Path):
         }, what
         assert outcome.data == b"".join(contents[name]), what
     assert COUNT // 4 < started < COUNT * 3 // 4
-    assert found == {StartsInDoubt, MissesNobody}, "a planted bug was not found"
+    assert bugs == {StartsInDoubt, MissesNobody}, "a planted bug was not found"
 
 
 def describe(one: Drives) -> str:
