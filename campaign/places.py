@@ -4,9 +4,11 @@ Everything is durable before. The new drive has all blocks, and is late to flush
 writes blocks of the member without FUA. Then it reads them with FUA, or the array is without
 another member, and the host writes blocks of that one with FUA. The member may refuse a write that
 the new drive stores. Then the migration may fail, and no other block is lost. As soon as the
-migration has ended all drives of the array lose their power. What was stored must be there,
-whichever of the two drives had it: what was written with FUA, and without redundancy what was read
-with FUA. In an array without a member the rest of the blocks may be wrong, by the write hole.
+migration has ended all drives of the array lose their power. A write may be under way as the two
+change places. Then the old drive goes, and without redundancy the new one may refuse what is
+written. What was stored must be there, whichever of the two drives had it: what was written with
+FUA, and without redundancy what was read with FUA. In an array without a member the rest of the
+blocks may be wrong, by the write hole.
 """
 
 import random
@@ -28,7 +30,10 @@ SHARE, ROWS = 0.15, 12
 """Share of arrays to which it happens, and of how many rows at most blocks are written."""
 REFUSED = 0.1
 """Share of the member's blocks that it refuses, if the array does not do without it."""
+UNDER_WAY = 0.3
+"""Share of changes of places with a write under way."""
 LATE_NS = 300_000
+DRAIN_POLL_NS = 2_000
 QUICK_RATE = 100
 
 
@@ -72,7 +77,13 @@ class Places:
         stored = await self._write(array, position, away)
         running = (await array.job()).state == JobState.RUNNING
         card.outcome.seen["writes before a change of places"] += running
+        gone = None
+        if running and not self._refused and choose.random() < UNDER_WAY:
+            refuses = not array.redundant and choose.random() < 0.5
+            gone = await self._lose_the_old(array, position, port, stored, refuses=refuses)
         job = await array.job_ends()
+        if gone is not None:
+            card.harness.insert(gone)
         assert job.kind == WalkKind.MIGRATE, f"{array}: {job}"
         if job.state == JobState.DONE:
             array.ports[position] = port
@@ -148,6 +159,57 @@ class Places:
         for first in range(0, len(rows), 4):
             await card.together(one(row) for row in rows[first : first + 4])
         return stored
+
+    async def _lose_the_old(
+        self,
+        array: Array,
+        position: int,
+        new: int,
+        stored: dict[Volume, set[int]],
+        *,
+        refuses: bool,
+    ) -> int | None:
+        """A write is under way as the drives change places, and the old one goes. The new one may
+        refuse what is written. Returns the port of the old drive, if it has gone."""
+        card, choose, old = self._card, self._choose, array.ports[position]
+        gone: list[int] = []
+        found = (self._logical(array, position, row) for row in range(array.rows))
+        rows = [row for row, logical in enumerate(found) if logical is not None]
+        if not rows:
+            return None
+        row = choose.choice(rows)
+        statuses: list[int] = []
+
+        async def write() -> None:
+            logical = self._logical(array, position, row)
+            assert logical is not None
+            volume, first, count = logical
+            buffer = card.take_buffer()
+            if refuses:
+                card.harness.refuse_writes(new, DATA_OFFSET_BLOCKS + row)
+            card.harness.drive_fault(new, 1, delay_ns=3 * LATE_NS)
+            status = await volume.write(first, count, buffer, 0, fua=True)
+            if refuses:
+                card.harness.accept_writes(new, DATA_OFFSET_BLOCKS + row)
+            assert status == 0 or (refuses and status == WRITE_FAULT), hex(status)
+            if status == 0:
+                stored.setdefault(volume, set()).update(range(first, first + count))
+            statuses.append(status)
+            card.give_buffer(buffer)
+
+        async def lose() -> None:
+            while not statuses and (await array.state()).members[position].port != new:
+                await card.sleep(DRAIN_POLL_NS)
+            if statuses:
+                self._refused = refuses
+                return
+            card.harness.remove(old)
+            gone.append(old)
+            await card.sleep(POLL_NS)
+            card.outcome.faults["drives that went as they were replaced"] += 1
+
+        await card.together([write(), lose()])
+        return gone[0] if gone else None
 
     def _logical(
         self, array: Array, position: int, row: int

@@ -14,6 +14,7 @@ from cocotb_tests.native.native_jobs import finished
 from cocotb_tests.native.native_rows import DRIVE, ROWS, blocks_by_row, lose_power, until
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from sim.golden.nvme import WRITE_FAULT
 from sw.driver import background, raid
@@ -301,5 +302,120 @@ def test_what_was_read_after_a_refused_write_stays(level):
             (array,) = await raid.arrays(card.nvme)
             card.harness.power_loss()
             assert card.stored(array.members[-1].port, row) == data
+
+        card.run(main())
+
+
+def at_position(volume: Volume, position: int) -> list[tuple[int, int]]:
+    """The blocks at this position, each with its row."""
+    return [
+        (block, place.row)
+        for block in range(volume.layout.blocks(volume.rows))
+        for place in volume.layout.copies_of(block)
+        if place.position == position
+    ]
+
+
+WITHOUT_REDUNDANCY = {
+    "JBOD": (Level.JBOD, 1, ()),
+    "RAID0": (Level.RAID0, 2, ()),
+    "RAID1": (Level.RAID1, 2, (0,)),
+    "RAID5": (Level.RAID5, 4, (0,)),
+    "RAID6": (Level.RAID6, 6, (0, 1)),
+}
+"""Levels, members, and which go as the last one migrates."""
+
+
+@pytest.mark.parametrize(
+    ("array", "way"),
+    [
+        pytest.param(array, way, marks=() if (array, way) in often else pytest.mark.slow)
+        for often in [(("JBOD", "pulled"), ("RAID5", "restarts"), ("RAID1", "refused"))]
+        for array in WITHOUT_REDUNDANCY
+        for way in ("pulled", "restarts", "refused")
+    ],
+)
+@pytest.mark.parametrize("fua", [False, True])
+def test_one_of_the_two_drives_stays(array, way, fua):
+    """A row of before is under way as drives change places. The old drive has its block, and goes:
+    it is pulled, restarts, or is given up as the new one refuses another write. Then the new drive
+    refuses that block. The write has failed, and the array is left with the new drive."""
+    level, members, lost = WITHOUT_REDUNDANCY[array]
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+        harness, sleep = card.harness, card.card.transport.sleep
+
+        async def main() -> None:
+            volume = await begin(card, level, members)
+            new = await flushes_late(card, volume, lost=lost)
+            old = members - 1
+            places = at_position(volume, old)
+            (block, row), (other, _) = places[0], places[-1]
+            first, count = (0, ROWS) if way == "refused" else (row, 1)
+            harness.refuse_writes(new, DATA_OFFSET_BLOCKS + first, count)
+            statuses: list[int] = []
+
+            async def write() -> None:
+                harness.drive_fault(new, 1, delay_ns=2 * LATE_NS)
+                statuses.append(await card.write(volume, block, 1, card.buffer(1), 0, fua=fua))
+
+            async def lose() -> None:
+                await changed_places(card, volume, new)
+                assert not statuses, "too late"
+                if way == "pulled":
+                    card.pull(old)
+                elif way == "restarts":
+                    harness.restart_drive(old)
+                else:
+                    status = await card.write(volume, other, 1, card.buffer(1), 1, fua=False)
+                    assert status == WRITE_FAULT
+                assert not statuses, "too late"
+
+            await card.together([write(), lose()])
+            assert statuses == [WRITE_FAULT]
+            await finished(card)
+            await sleep(300_000)
+            harness.accept_writes(new, DATA_OFFSET_BLOCKS + first, count)
+            (found,) = await raid.arrays(card.nvme)
+            assert found.state != ArrayState.FAILED and found.members[-1].port == new
+            for block, _ in places:
+                assert await card.read(volume, block, 1, card.buffer(1)) == 0, block
+
+        card.run(main())
+
+
+def test_both_drives_of_a_migration_go():
+    """A row of before is under way as drives of a RAID 5 change places, and both go. What it has
+    written with FUA is there without them: what it is worked out from has been flushed."""
+    members = 4
+    with Card([DRIVE] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> None:
+            volume = await begin(card, Level.RAID5, members)
+            new = await flushes_late(card, volume)
+            old = members - 1
+            row, at = row_of(volume, 0, old)
+            for position in at:
+                if position != old:
+                    status = await card.write(
+                        volume, at[position], 1, card.buffer(1), 0, fua=False
+                    )
+                    assert status == 0
+            statuses: list[int] = []
+
+            async def write() -> None:
+                card.harness.drive_fault(new, 1, delay_ns=2 * LATE_NS)
+                status = await card.write(volume, at[old], 1, card.buffer(1), 0, fua=True)
+                statuses.append(status)
+
+            async def lose() -> None:
+                await changed_places(card, volume, new)
+                assert not statuses, "too late"
+                card.pull(old)
+                card.pull(new)
+
+            await card.together([write(), lose()])
+            assert statuses == [0], row
+            await lose_power(card, volume, Level.RAID5)
+            assert await card.read(volume, at[old], 1, card.buffer(1)) == 0
 
         card.run(main())

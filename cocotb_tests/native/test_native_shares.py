@@ -4,7 +4,7 @@ The same accesses of one array run twice on the native tier, once beside an arra
 once beside one all of whose drives have stopped to end their commands, with as many commands
 outstanding as its hosts like. The 99th percentile of what they take may differ by a tenth. Of one
 run it is the second or third longest of some hundred accesses, which chance alone moves by more
-than that, so several runs are taken together.
+than that, so several runs are taken together, and more where these do not keep the promise.
 """
 
 import os
@@ -28,8 +28,10 @@ CONFIG = replace(board(PORTS), command_timeout_ms=3, abort_timeout_ms=1, slow_re
 MOST = 1.10
 """How much longer than beside an idle array, the promise of docs/guarantees.md."""
 
-TURNS = 3
-"""Runs of each kind, with seeds of their own."""
+TURNS, MOST_TURNS = 3, 12
+"""Runs of each kind, with seeds of their own: as many at first, and in all if these do not do.
+Three runs have some 1,800 writes, and the ratio of their percentiles differs by up to 12 % from
+seeds to seeds where 12 runs say 2 %."""
 
 ABOUT_FULL_NS = 1_500_000
 """By then what goes to the array that hangs has got as far as it gets: `test_without_shares`."""
@@ -148,6 +150,40 @@ class Pair:
         return spent
 
 
+class Comparison:
+    """What accesses took beside an array that is idle, and beside one that hangs."""
+
+    def __init__(self, hang: Hang, load: Load, count: int, *, level: Level, config: Config):
+        self._hang = hang
+        self._load = load
+        self._count = count
+        self._level = level
+        self._config = config
+        self._idle: dict[bool, list[float]] = {False: [], True: []}
+        self._beside: dict[bool, list[float]] = {False: [], True: []}
+
+    def run(self, seeds: range) -> None:
+        """Runs once of each kind for each seed."""
+        for seed in seeds:
+            for hangs, spent in ((False, self._idle), (True, self._beside)):
+                pair = Pair(self._hang, self._level, self._config, seed)
+                for writes, took in pair.spent(self._load, self._count, hangs=hangs).items():
+                    spent[writes] += took
+                running = hangs and self._hang.job is not None
+                assert pair.running == running, "there is no job"
+
+    def ratios(self) -> dict[str, float]:
+        """Of the 99th percentiles of all reads so far, and of all writes."""
+        found = {}
+        for writes, name in ((False, "reads"), (True, "writes")):
+            if self._idle[writes]:
+                kinds = (self._idle, self._beside)
+                before, after = (percentile(one[writes], 0.99) for one in kinds)
+                print(f"{name}: p99 {before / 1e3:.1f} us beside an idle array, {after / 1e3:.1f}")
+                found[name] = after / before
+        return found
+
+
 def compare(
     hang: Hang,
     load: Load,
@@ -156,23 +192,16 @@ def compare(
     level: Level,
     config: Config = CONFIG,
     turns: int = TURNS,
+    most_turns: int = MOST_TURNS,
 ) -> None:
-    """Asserts the promise, for reads and for writes."""
-    idle: dict[bool, list[float]] = {False: [], True: []}
-    beside: dict[bool, list[float]] = {False: [], True: []}
-    for seed in range(SEED, SEED + turns):
-        for hangs, spent in ((False, idle), (True, beside)):
-            pair = Pair(hang, level, config, seed)
-            for writes, took in pair.spent(load, count, hangs=hangs).items():
-                spent[writes] += took
-            running = hangs and hang.job is not None
-            assert pair.running == running, "there is no job"
-    for writes, name in ((False, "reads"), (True, "writes")):
-        if not idle[writes]:
-            continue
-        before, after = (percentile(one[writes], 0.99) for one in (idle, beside))
-        print(f"{name}: p99 {before / 1000:.1f} us beside an idle array, {after / 1000:.1f} us")
-        assert after < MOST * before, f"{name}: {after / before:.2f} of what they took"
+    """Asserts the promise, for reads and for writes, by ``turns`` runs of each kind, and if it is
+    not kept by them, by ``most_turns``."""
+    comparison = Comparison(hang, load, count, level=level, config=config)
+    comparison.run(range(SEED, SEED + turns))
+    if max(comparison.ratios().values()) >= MOST:
+        comparison.run(range(SEED + turns, SEED + most_turns))
+    for name, ratio in comparison.ratios().items():
+        assert ratio < MOST, f"{name}: {ratio:.2f} of what they took"
 
 
 MIXED = Load(workers=8, writes=0.5, longest=4)
@@ -219,4 +248,6 @@ def test_without_shares(flood):
     """A controller without shares is found, whatever goes to the array that hangs."""
     config = replace(CONFIG, array_shares=False)
     with pytest.raises(AssertionError, match="of what they took"):
-        compare(FLOODS[flood], MIXED, 100, level=Level.RAID1, config=config, turns=1)
+        compare(
+            FLOODS[flood], MIXED, 100, level=Level.RAID1, config=config, turns=1, most_turns=1
+        )

@@ -962,8 +962,9 @@ class Sequencer(wiring.Component):
         m.d.comb += own.eq(1 << self._number)
         counts = own & program.write & self._synced & ~now.lost & ~self._migration_bit
         # The drive in its place has all that it has, if it has not missed this block.
-        duplicate = (own & self._migrated).any() & ~(now.lost & self._migration_bit).any()
-        replaced = self.drives.replaced.bit_select(port, 1) & (~(own & now.lost).any() | duplicate)
+        target_missed = (now.lost & self._migration_bit).any()
+        missed = Mux((own & self._migrated).any(), target_missed, (own & now.lost).any())
+        replaced = self.drives.replaced.bit_select(port, 1) & ~missed
         # What is not written with FUA is stored only once it has been flushed: marks, and other
         # blocks of the row, unless nothing can be worked out from them.
         lost = program.salvage | (now.phase == Phase.SPOIL)
