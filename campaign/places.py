@@ -74,13 +74,15 @@ class Places:
         self._refused = False
         array.troubled.update((*array.ports, port))
         await self._migrate(array, position, port, away)
-        stored = await self._write(array, position, away)
-        running = (await array.job()).state == JobState.RUNNING
-        card.outcome.seen["writes before a change of places"] += running
+        stored: dict[Volume, set[int]] = {}
         gone = None
-        if running and not self._refused and choose.random() < UNDER_WAY:
+        if choose.random() < UNDER_WAY:
             refuses = not array.redundant and choose.random() < 0.5
             gone = await self._lose_the_old(array, position, port, stored, refuses=refuses)
+        else:
+            stored = await self._write(array, position, away)
+            running = (await array.job()).state == JobState.RUNNING
+            card.outcome.seen["writes before a change of places"] += running
         job = await array.job_ends()
         if gone is not None:
             card.harness.insert(gone)
