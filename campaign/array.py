@@ -20,7 +20,7 @@ from sw.driver import background, raid
 from sw.driver.commands import NvmeError
 
 POLL_NS, POLLS_A_WAIT = 120_000, 16
-"""The time between two looks at least, and its share of the time waited so far."""
+"""The time between two looks at least, and how many go into the time waited so far at most."""
 JOB_LADDERS = 100
 """Without load a job ends within so many times the longest time of a command in a drive."""
 
@@ -234,19 +234,21 @@ class Array:
     async def job_ends(self) -> background.Job:
         """Waits until the job no longer runs. Returns the job."""
         began = self.card.harness.now_ns
+        until = began + JOB_LADDERS * self.card.ladder_ns
         job = await self.job()
         while job.state == JobState.RUNNING:
-            if self.card.harness.now_ns > began + JOB_LADDERS * self.card.ladder_ns:
+            if self.card.harness.now_ns > until:
                 raise Stuck(f"{self}: a job has no end: {job}")
-            await self._poll(began)
+            await self._poll(began, until)
             job = await self.job()
         return job
 
-    async def _poll(self, began_ns: float) -> None:
+    async def _poll(self, began_ns: float, until_ns: float) -> None:
         """Waits before the next look at what is waited for: the longer it has lasted, the longer,
-        since each look is some 1,000 cycles to simulate."""
-        lasted = self.card.harness.now_ns - began_ns
-        await self.card.sleep(max(POLL_NS, lasted / POLLS_A_WAIT))
+        since each look is some 1,000 cycles to simulate. The last look is right after its end."""
+        now = self.card.harness.now_ns
+        longest = min((now - began_ns) / POLLS_A_WAIT, until_ns - now)
+        await self.card.sleep(max(POLL_NS, longest))
 
     async def rest(self) -> None:
         """Called when every fault has happened and the array is idle. Then the card must report
@@ -272,16 +274,17 @@ class Array:
         if not card.config.background:
             return
         began = card.harness.now_ns
+        until = began + JOB_LADDERS * card.ladder_ns
         while ports or forgot:
             members = (await self.state()).members
             ports &= {m.port for m in members if m.failed or m.stale}
             forgot &= {m.port for m in members if m.failed or m.stale}
-            if card.harness.now_ns > began + JOB_LADDERS * card.ladder_ns:
+            if card.harness.now_ns > until:
                 stale = {m.port for m in members if m.stale}
                 if ports or forgot & stale:
                     raise Stuck(f"{self}: {ports | forgot} have begun anew, and are not had again")
                 return  # given up
-            await self._poll(began)
+            await self._poll(began, until)
             card.outcome.seen["waits for drives that began anew"] += bool(ports)
 
     async def reconcile(self) -> None:

@@ -175,17 +175,14 @@ class Places:
         refuse what is written. Returns the port of the old drive, if it has gone."""
         card, choose, old = self._card, self._choose, array.ports[position]
         gone: list[int] = []
-        found = (self._logical(array, position, row) for row in range(array.rows))
-        rows = [row for row, logical in enumerate(found) if logical is not None]
+        found = ((row, self._logical(array, position, row)) for row in range(array.rows))
+        rows = [(row, logical) for row, logical in found if logical is not None]
         if not rows:
             return None
-        row = choose.choice(rows)
+        row, (volume, first, count) = choose.choice(rows)
         statuses: list[int] = []
 
         async def write() -> None:
-            logical = self._logical(array, position, row)
-            assert logical is not None
-            volume, first, count = logical
             buffer = card.take_buffer()
             if refuses:
                 card.harness.refuse_writes(new, DATA_OFFSET_BLOCKS + row)

@@ -2,8 +2,12 @@
 
 import shutil
 import subprocess
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
+
+from sim.golden.superblock import SECTOR_BYTES
 
 MDADM = shutil.which("mdadm", path="/usr/sbin:/sbin:/usr/bin:/bin")
 needs_mdadm = pytest.mark.skipif(
@@ -16,3 +20,12 @@ def mdadm(*arguments: str) -> str:
     return subprocess.run(
         [str(MDADM), *arguments], capture_output=True, text=True, check=True
     ).stdout
+
+
+def write_drive(path: Path, sectors: int, areas: Mapping[int, bytes]) -> None:
+    """A drive of so many sectors that holds these bytes from these sectors on."""
+    with path.open("wb") as file:
+        file.truncate(sectors * SECTOR_BYTES)
+        for sector, data in areas.items():
+            file.seek(sector * SECTOR_BYTES)
+            file.write(data)

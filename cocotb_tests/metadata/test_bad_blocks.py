@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cocotb_tests.metadata.mdadm import mdadm, needs_mdadm
+from cocotb_tests.metadata.mdadm import mdadm, needs_mdadm, write_drive
 from sim.golden.bad_blocks import MOST_ENTRIES, MOST_SECTORS, pack_bad_blocks, unpack_bad_blocks
-from sim.golden.superblock import PAGE_BYTES, SECTOR, SECTOR_BYTES, Feature, Superblock
+from sim.golden.superblock import PAGE_BYTES, SECTOR, Feature, Superblock
 
 SEED = int(os.environ.get("SEED") or "1")
 
@@ -75,12 +75,8 @@ def test_mdadm_reads_what_is_written(tmp_path: Path):
         roles=(0, 1),
     )
     image = tmp_path / "drive.img"
-    with image.open("wb") as file:
-        file.truncate(1 << 29)
-        file.seek(SECTOR * SECTOR_BYTES)
-        file.write(member.pack())
-        file.seek((SECTOR + member.bad_blocks_offset) * SECTOR_BYTES)
-        file.write(pack_bad_blocks(ranges))
+    log = SECTOR + member.bad_blocks_offset
+    write_drive(image, 1 << 20, {SECTOR: member.pack(), log: pack_bad_blocks(ranges)})
     told = mdadm("--examine-badblocks", str(image))
     found = re.findall(r"^ *(\d+) for (\d+) sectors$", told, re.MULTILINE)
     assert [range(int(first), int(first) + int(length)) for first, length in found] == ranges

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cocotb_tests.array.md_arrays import array, needs_linux
-from cocotb_tests.metadata.mdadm import mdadm, needs_mdadm
+from cocotb_tests.metadata.mdadm import mdadm, needs_mdadm, write_drive
 from sim.golden.intent_bitmap import IntentBitmap
 from sim.golden.layout import LEFT_SYMMETRIC, Layout
 from sim.golden.superblock import (
@@ -250,11 +250,7 @@ def test_what_linux_writes_is_read(tmp_path: Path):
 def examined(tmp_path: Path, areas: dict[int, bytes]) -> dict[str, str]:
     """What `mdadm --examine` prints of a drive that holds these bytes from these sectors on."""
     image = tmp_path / "drive.img"
-    with image.open("wb") as file:
-        file.truncate(SECTORS * SECTOR_BYTES)
-        for sector, data in areas.items():
-            file.seek(sector * SECTOR_BYTES)
-            file.write(data)
+    write_drive(image, SECTORS, areas)
     told = mdadm("--examine", str(image))
     return dict(re.findall(r"^ *([\w -]+?) : (.*?) *$", told, re.MULTILINE))
 

@@ -59,6 +59,16 @@ async def changed_places(card: Card, volume: Volume, new: int) -> None:
     volume.ports[-1] = new
 
 
+def at_position(volume: Volume, position: int) -> list[tuple[int, int]]:
+    """The blocks at this position, each with its row."""
+    return [
+        (block, place.row)
+        for block in range(volume.layout.blocks(volume.rows))
+        for place in volume.layout.copies_of(block)
+        if place.position == position
+    ]
+
+
 def row_of(volume: Volume, *positions: int) -> tuple[int, dict[int, int]]:
     """A row with blocks at these positions, and its block at each position."""
     return next(
@@ -120,11 +130,7 @@ def test_what_is_read_with_fua_is_on_the_new_drive(level):
             members = 2
             volume = await begin(card, level, members)
             new = await flushes_late(card, volume)
-            rows: dict[int, int] = {}
-            for block in range(volume.layout.blocks(volume.rows)):
-                for place in volume.layout.copies_of(block):
-                    if place.position == members - 1 and len(rows) < 12:
-                        rows[block] = place.row
+            rows = dict(at_position(volume, members - 1)[:12])
             for block in rows:
                 memory = card.buffer(1)
                 assert await card.write(volume, block, 1, memory, 0, fua=False) == 0
@@ -285,12 +291,7 @@ def test_what_was_read_after_a_refused_write_stays(level):
         async def main() -> None:
             volume = await begin(card, level, members)
             await flushes_late(card, volume)
-            block, row = next(
-                (block, place.row)
-                for block in range(volume.layout.blocks(volume.rows))
-                for place in volume.layout.copies_of(block)
-                if place.position == members - 1
-            )
+            block, row = at_position(volume, members - 1)[0]
             memory, port = card.buffer(1), volume.ports[-1]
             card.harness.refuse_writes(port, DATA_OFFSET_BLOCKS + row, 1)
             status = await card.write(volume, block, 1, memory, 0, fua=False)
@@ -306,16 +307,6 @@ def test_what_was_read_after_a_refused_write_stays(level):
         card.run(main())
 
 
-def at_position(volume: Volume, position: int) -> list[tuple[int, int]]:
-    """The blocks at this position, each with its row."""
-    return [
-        (block, place.row)
-        for block in range(volume.layout.blocks(volume.rows))
-        for place in volume.layout.copies_of(block)
-        if place.position == position
-    ]
-
-
 WITHOUT_REDUNDANCY = {
     "JBOD": (Level.JBOD, 1, ()),
     "RAID0": (Level.RAID0, 2, ()),
@@ -325,12 +316,14 @@ WITHOUT_REDUNDANCY = {
 }
 """Levels, members, and which go as the last one migrates."""
 
+OFTEN = (("JBOD", "pulled"), ("RAID5", "restarts"), ("RAID1", "refused"))
+"""What is not slow: each way once."""
+
 
 @pytest.mark.parametrize(
     ("array", "way"),
     [
-        pytest.param(array, way, marks=() if (array, way) in often else pytest.mark.slow)
-        for often in [(("JBOD", "pulled"), ("RAID5", "restarts"), ("RAID1", "refused"))]
+        pytest.param(array, way, marks=() if (array, way) in OFTEN else pytest.mark.slow)
         for array in WITHOUT_REDUNDANCY
         for way in ("pulled", "restarts", "refused")
     ],

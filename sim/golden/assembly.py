@@ -7,7 +7,7 @@ It is written from `mdadm --assemble` (mdadm 4.2, Assemble.c) and `super_1_valid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sim.golden.superblock import CLEAN, JOURNAL, MOST_ROLE, Feature, Superblock
+from sim.golden.superblock import CLEAN, Feature, Superblock
 
 PARITIES = {4: 1, 5: 1, 6: 2}
 """How many drives each level with parity does without."""
@@ -100,22 +100,15 @@ def judge(found: Mapping[int, Superblock]) -> Judgement:
             claimed.add(one.role)
         # One that is as fresh is believed.
         source = one if one.events == freshest.events else freshest
-        role = _role(source, one.device_number)
-        if role is None or role >= freshest.raid_disks or role in {*members, *rebuilding}:
+        role = source.role_of(one.device_number)
+        if role >= freshest.raid_disks or role in {*members, *rebuilding}:
             continue
         (rebuilding if rebuilds else members)[role] = number
-    listed = (_role(freshest, number) for number in range(len(freshest.roles)))
     return Judgement(
         freshest=freshest,
         members=members,
         rebuilding=rebuilding,
         left_out=frozenset(found) - {*members.values(), *rebuilding.values()},
-        expected=frozenset(role for role in listed if role is not None),
+        expected=frozenset(role for role in freshest.roles if role < freshest.raid_disks),
         claimed=frozenset(claimed),
     )
-
-
-def _role(source: Superblock, number: int) -> int | None:
-    """The role of a device number, if it is one of a member."""
-    role = source.roles[number] if number < len(source.roles) else JOURNAL
-    return role if role < MOST_ROLE else None

@@ -6,7 +6,7 @@ hardware. All numbers are little-endian, and lengths and places are sectors of 5
 """
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntFlag
 
 PAGE_BYTES = 4096
@@ -22,8 +22,7 @@ LEAST_SECTORS = 10
 """A member has so many sectors of data at least."""
 
 SPARE, FAULTY, JOURNAL = 0xFFFF, 0xFFFE, 0xFFFD
-MOST_ROLE = 0xFF00
-"""What `roles` may hold beside roles: none, failed, a journal. Roles are below the last."""
+"""What `roles` may hold beside roles: none, failed, a journal."""
 
 CLEAN = (1 << 64) - 1
 """`resync_offset` of an array that is in sync."""
@@ -92,7 +91,7 @@ FIELDS = {
 
 HEAD = struct.Struct("<" + "".join(FIELDS.values()))
 IMPLIED = ("magic", "major_version", "pad0", "super_offset", "checksum", "max_devices", "pad3")
-"""Fields that are not told, since each can have one value only."""
+"""Fields that are not told, since each follows from the others or can have one value only."""
 
 
 class RefusedSuperblockError(ValueError):
@@ -135,12 +134,15 @@ class Superblock:
     utime: int = 0
     events: int
     resync_offset: int = CLEAN
-    roles: tuple[int, ...] = field(default=())
+    roles: tuple[int, ...] = ()
 
     @property
     def role(self) -> int:
         """The drive's role in the array, or `SPARE`, `FAULTY` or `JOURNAL`."""
-        number = self.device_number
+        return self.role_of(self.device_number)
+
+    def role_of(self, number: int) -> int:
+        """The role of a device number by the word of this drive, or one of these."""
         return self.roles[number] if number < len(self.roles) else SPARE
 
     def pack(self) -> bytes:

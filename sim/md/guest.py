@@ -37,6 +37,8 @@ MODULES = (
 )
 PIECE = 1 << 20
 TIMEOUT_S = 60
+NO_ARRAY = ("", "clear")
+"""States of an md device that is none, or has no drives."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -104,25 +106,21 @@ def assemble(job: dict) -> None:
             os.fsync(device.fileno())
     said = "".join(attempt(*arguments)[1] for arguments in job["attempts"])
     arrays = sorted(Path("/sys/block").glob("md*"))
-    members, found = {}, {"state": "", "degraded": "", "action": ""}
+    slots, state = {}, ""
     if arrays:
         place = arrays[0] / "md"
-        names = {"state": "array_state", "degraded": "degraded", "action": "sync_action"}
-        found = {name: held(f"{place}/{file}") for name, file in names.items()}
+        state = held(f"{place}/array_state")
         for number, drive in enumerate(job["drives"]):
-            member = f"{place}/dev-{Path(drive).name}"
-            if Path(member).exists():
-                members[number] = {
-                    "slot": held(f"{member}/slot"),
-                    "state": held(f"{member}/state"),
-                    "recovery": held(f"{member}/recovery_start"),
-                }
-        if found["state"] not in ("", "clear", "inactive"):
+            slots[number] = held(f"{place}/dev-{Path(drive).name}/slot")
+        if state not in (*NO_ARRAY, "inactive"):
             with Path("/dev", arrays[0].name).open("rb") as device:
                 (MOUNT / f"{job['name']}.data").write_bytes(device.read())
     for array in arrays:
+        # One that could not run has no device any more.
         attempt("--stop", f"/dev/{array.name}")
-    outcome = {**found, "members": members, "said": said}
+        if held(f"{array}/md/array_state") not in NO_ARRAY:
+            raise RuntimeError(f"{array.name} does not stop")
+    outcome = {"state": state, "slots": slots, "said": said}
     (MOUNT / f"{job['name']}.json").write_text(json.dumps(outcome))
 
 

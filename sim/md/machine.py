@@ -62,44 +62,26 @@ class Assembly:
 class Assembled:
     """What md has made of drives. ``state`` is that of the array, or empty.
 
-    ``roles`` are those of the drives that take part, by their number, and ``rebuilt`` of each that
-    is being rebuilt how far it is, in sectors. ``said`` is what mdadm printed.
+    ``roles`` are those of the drives that take part, by their number. ``said`` is what mdadm
+    printed. There is ``data`` if the array has started.
     """
 
     state: str
-    degraded: int
-    action: str
     roles: dict[int, int]
-    rebuilt: dict[int, int]
     said: str
-    data: bytes
-
-    @property
-    def started(self) -> bool:
-        """Whether it can be read."""
-        return self.state not in ("", "clear", "inactive")
+    data: bytes | None
 
 
 def assembled(work: Path, job: Assembly) -> Assembled:
     """The outcome of a job that has been run."""
     found = json.loads((work / f"{job.name}.json").read_text())
-    members = {int(number): member for number, member in found["members"].items()}
-    taking_part = {
-        number: member for number, member in members.items() if member["slot"].isdigit()
-    }
+    slots = {int(number): slot for number, slot in found["slots"].items()}
     data = work / f"{job.name}.data"
     return Assembled(
         state=found["state"],
-        degraded=int(found["degraded"] or 0),
-        action=found["action"],
-        roles={number: int(member["slot"]) for number, member in taking_part.items()},
-        rebuilt={
-            number: int(member["recovery"])
-            for number, member in taking_part.items()
-            if member["recovery"].isdigit()
-        },
+        roles={number: int(slot) for number, slot in slots.items() if slot.isdigit()},
         said=found["said"],
-        data=data.read_bytes() if data.exists() else b"",
+        data=data.read_bytes() if data.exists() else None,
     )
 
 
