@@ -10,6 +10,7 @@ FEATURES = {
     "late": "commands of a drive end late, up to more than the ladder allows",
     "restart": "drives begin anew by themselves, and have forgotten what they had not flushed",
     "torn": "all drives of an array begin anew at once; what is read and flushed then stays",
+    "told": "drives that an array needs begin anew under writes; the host is told of it",
     "pull": "drives are pulled; some come back with old data",
     "refused": "drives refuse to write some blocks",
     "bursts": "faults of several drives, and of several arrays, at the same moment",

@@ -27,6 +27,7 @@ from campaign.resets import Resets
 from campaign.ruined import Ruined
 from campaign.shapes import layout_of_most, turn_rows
 from campaign.sizes import config_of, size_of
+from campaign.told import Told
 from campaign.torn import Torn
 from campaign.unfinished import Unfinished
 from hdl.config import DATA_OFFSET_BLOCKS, TIME_BITS
@@ -185,6 +186,7 @@ class Run:
         mastering = Mastering(card, features, self._generator("mastering"))
         masks = Masks(card, features, self._generator("masks"))
         unfinished = Unfinished(members, features, self._generator("unfinished"))
+        told = Told(features, self._generator("told"))
         torn = Torn(features, self._generator("torn"), queues)
         power = Power(card, arrays, lifetimes, features, self._generator("power"))
         places = Places(card, power, features, self._generator("places"))
@@ -212,6 +214,8 @@ class Run:
                 await members.work(array)
             for array in arrays:
                 await jobs.work(array)
+            for array in arrays:
+                await told.work(array)
             for array in arrays:
                 await torn.work(array)
             for array in arrays:

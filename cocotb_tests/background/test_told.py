@@ -286,5 +286,61 @@ async def what_is_not_heard_is_told_again(dut):
     assert again == volumes[0] and await pulse("unheard", every) == second, "of another volume"
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def what_was_inside_is_told_again(dut):
+    """Writes are inside as a drive restarts. The volume is told again if one ends with success
+    after that has been told, or while it is on its way. It is not if the write has ended before, or
+    was not inside then."""
+    host = await begin(dut)
+    array, other = await host.create(Level.JBOD, 3), await host.create(Level.JBOD, 7)
+    volume = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=0, blocks=4)
+    foreign = await host.good(ManageOpcode.CREATE_VOLUME, array=other, start=0, blocks=4)
+    owes = 1 << volume
+
+    async def cached(slot: int) -> int:
+        """The write in a slot ends with success. Returns what is owed."""
+        dut.slots__cached__payload.value, dut.slots__cached__valid.value = slot, 1
+        await RisingEdge(dut.clk)
+        dut.slots__cached__valid.value = 0
+        await ClockCycles(dut.clk, 3)
+        return sample(dut.arrays__indebted)
+
+    async def lose() -> None:
+        for slot in range(10, 14):
+            await begins(host, slot, volume)
+        await begins(host, 14, foreign)
+        await host.restart(3)
+        await host.rest()
+        assert sample(dut.arrays__indebted) == owes
+        for slot in range(20, 22):
+            await begins(host, slot, volume)
+
+    for _ in range(2):
+        await lose()
+        # What ends before the Flush does is told by it.
+        assert await cached(10) == owes
+        await refuse(dut, host, 1, volume)
+        assert await cached(11) == owes
+        await ends(host, 1)
+        assert not sample(dut.arrays__indebted)
+        assert await cached(20) == await cached(14) == 0
+        assert await cached(12) == owes
+        await refuse(dut, host, 1, volume)
+        await ends(host, 1)
+        assert not sample(dut.arrays__indebted)
+        assert await cached(21) == 0
+        # The Flush has ended, and the host has not been told yet.
+        await lose()
+        for slot, told in ((10, False), (20, True), (14, True)):
+            await refuse(dut, host, 1, volume)
+            end = cocotb.start_soon(ends(host, 1, cycles=100))
+            await ClockCycles(dut.clk, 20)
+            assert await cached(slot) == owes
+            await end
+            assert sample(dut.arrays__indebted) == (0 if told else owes), slot
+            # Another one that was inside ends later.
+            assert await cached(11) == owes
+
+
 def test_told():
     simulate(Assembly(), name="told", module=__name__)

@@ -22,6 +22,7 @@ from sw.driver.commands import Command, NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
 VOLATILE_WRITE_CACHE = 6
+LATE_NS = 400_000
 SLOW = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=400 * MICROSECOND)
 FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND)
 
@@ -216,6 +217,51 @@ def test_what_was_forgotten_is_not_stored():
             assert await card.flush(volume) == WRITE_FAULT
             assert await switch_off(card) == 0
             assert await card.flush(volume) == 0
+
+        card.run(scenario())
+
+
+@pytest.mark.parametrize("fua", [False, True], ids=["cached", "FUA"])
+@pytest.mark.parametrize(
+    ("level", "members", "restarted"),
+    [
+        (Level.RAID0, 3, range(2)),
+        pytest.param(Level.RAID1, 2, range(2), marks=pytest.mark.slow),
+        (Level.RAID5, 4, range(3)),
+        pytest.param(Level.RAID6, 5, range(5), marks=pytest.mark.slow),
+    ],
+    ids=["RAID0", "RAID1", "RAID5", "RAID6"],
+)
+def test_a_write_that_ends_after_the_host_was_told(level, members, restarted, fua):
+    """A write is under way as drives that their array needs begin anew. It has some blocks in their
+    caches. The host is told of the loss before that write has ended with success. So the next FLUSH
+    must tell of it, too, unless the write was stored by itself."""
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
+        harness, sleep = card.harness, card.card.transport.sleep
+        ends: list[tuple[str, int]] = []
+
+        async def write(volume: Volume) -> None:
+            status = await card.write(volume, 0, 8, card.buffer(8), 0, fua=fua)
+            ends.append(("write", status))
+
+        async def restart(volume: Volume) -> None:
+            await sleep(LATE_NS / 4)
+            for port in restarted:
+                harness.restart_drive(port)
+            while (status := await card.flush(volume, 1)) == 0:
+                await sleep(POLL_NS)
+            ends.append(("flush", status))
+
+        async def scenario() -> None:
+            volume = await card.create(level, range(members), strip_blocks=1)
+            harness.drive_fault(members - 1, 1, at_end=True, delay_ns=LATE_NS)
+            await card.together([write(volume), restart(volume)])
+            assert ends == [("flush", WRITE_FAULT), ("write", 0)]
+            for wanted in (0,) if fua else (WRITE_FAULT, 0):
+                status = await card.flush(volume)
+                assert status == wanted, f"a flush ends with {status:#x}, not {wanted:#x}"
+            if fua:
+                await card.read_all(volume)
 
         card.run(scenario())
 

@@ -4,7 +4,7 @@ from amaranth.hdl import Array, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import Config
+from hdl.config import ERA_BITS, Config
 from hdl.flow.array_state import eras
 from hdl.flow.manage import ManageOpcode
 from hdl.flow.reference import Blame, SlotEvents, Tellings
@@ -25,6 +25,9 @@ class Debts(wiring.Component):
     is posted, other Flushes are refused too. So are those that were submitted before it was posted,
     whenever they are judged, because each may have been meant for what is lost. A controller that
     is disabled posts no entry, so the next Flush is refused as well.
+
+    A write that is inside as its array loses something may have been in a cache already. If it ends
+    with success after its volume was told, or while that is on its way, the volume is told again.
 
     The host is known to have heard it once it has taken the entry, by writing the doorbell of that
     completion queue. If the queue goes before that, by a reset of any kind or a deletion, the
@@ -88,6 +91,10 @@ class Debts(wiring.Component):
         self._arrays = Array(Signal(config.array_bits, name=f"array_of_{n}") for n in volumes)
         self._told = Array(Signal(TOLD_BITS, name=f"told_{n}") for n in volumes)
 
+        # A write of a volume has ended with success. It was inside as the array lost something.
+        self._over_a_loss = Signal()
+        self._writer = Signal(config.volume_bits)
+
         # A volume has a Flush that will tell it, in a slot. Then the end of that is on its way to
         # the host, in vain if something has been lost since. There is one at a time. Then it lies
         # in a completion queue of the host.
@@ -107,17 +114,26 @@ class Debts(wiring.Component):
         return m
 
     def _note_begins(self, m: Module) -> None:
-        """When the command in each slot was submitted, and of which volume it is."""
+        """When the command in each slot was submitted, of which volume it is, and in which era of
+        its array it got the slot. Whether a write ends in another era."""
         config, told = self._config, self._told
-        begin = data.StructLayout({"volume": config.volume_bits, "told": TOLD_BITS})
-        m.submodules.begins_of = begins_of = Table(begin, config.commands)
-        found = begins_of.reads[0].data
+        begin = data.StructLayout(
+            {"volume": config.volume_bits, "told": TOLD_BITS, "era": ERA_BITS}
+        )
+        m.submodules.begins_of = begins_of = Table(begin, config.commands, reads=2)
+        found, writer = begins_of.reads[0].data, begins_of.reads[1].data
         begun = self.slots.begun.payload
+        ends = Signal()
+        m.d.sync += ends.eq(self.slots.cached.valid)
         m.d.comb += [
             begins_of.write.address.eq(begun.slot),
             begins_of.write.data.volume.eq(begun.volume),
             begins_of.write.data.told.eq(told[begun.volume] - begun.late),
+            begins_of.write.data.era.eq(self.eras[self._arrays[begun.volume]]),
             begins_of.write.enable.eq(self.slots.begun.valid),
+            begins_of.reads[1].address.eq(self.slots.cached.payload),
+            self._writer.eq(writer.volume),
+            self._over_a_loss.eq(ends & (writer.era != self.eras[self._arrays[writer.volume]])),
             begins_of.reads[0].address.eq(self.late.address),
             self.late.data.eq(found.told != told[found.volume]),
         ]
@@ -154,6 +170,8 @@ class Debts(wiring.Component):
         blamed = self.blame.blames & (self.blame.volume == volume)
         with m.If(blamed & indebted & ~waits & ~leaves):
             m.d.sync += [waits.eq(1), teller.eq(self.blame.slot)]
+        with m.If(self._over_a_loss & (self._writer == volume)):
+            m.d.sync += [indebted.eq(1), vain.eq(1)]
         with m.If(self.loses & self._exists[volume] & (self._arrays[volume] == self.loser)):
             m.d.sync += [indebted.eq(1), waits.eq(0), vain.eq(1)]
 

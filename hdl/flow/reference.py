@@ -50,14 +50,19 @@ class SlotEvents(wiring.Signature):
     -----
     begun
         A command gets a slot, before its volume matters.
+    cached
+        A write ends with success, and what it has written may be in volatile caches. Its completion
+        leaves the slot table in this cycle, so those of commands that have ``ended`` by now leave
+        before it.
     ended
-        The slot of a command is free again.
+        The slot of a command is free again. Its completion has left the slot table.
     """
 
     def __init__(self, config: Config):
         super().__init__(
             {
                 "begun": Out(Pulse(command_begin(config))),
+                "cached": Out(Pulse(config.slot_bits)),
                 "ended": Out(Pulse(config.slot_bits)),
             }
         )

@@ -384,6 +384,7 @@ class NvmeFrontEnd(wiring.Component):
         decode, lifetimes, slots = self._decode, self._lifetimes, self._slots
         begun, stored = self.slots.begun, decode.store
         connect(m, decode.lifetime, lifetimes.read)
+        connect(m, slots.cached, flipped(self.slots.cached))
         connect(m, slots.freed, flipped(self.slots.ended))
         m.d.comb += [
             lifetimes.exists.eq(self.volumes.exists),

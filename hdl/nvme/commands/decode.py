@@ -264,7 +264,7 @@ class Decode(wiring.Component):
                 opcode=opcode,
                 blocks=self._length,
                 hostless=self._hostless,
-                cached=~self.write_through & (opcode == HostOpcode.WRITE),
+                cached=(opcode == HostOpcode.WRITE) & ~(self.write_through | fields.cdw12[FUA_BIT]),
                 sectors=self._scaled,
             ),
             self.store.payload.parts.eq(self._parts),

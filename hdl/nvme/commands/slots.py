@@ -131,6 +131,9 @@ class SlotTable(wiring.Component):
         A slot is in use.
     caching
         A slot is in use by a command whose writes may stay in volatile caches.
+    cached
+        With ``finish``, the slot of a write that ends with success, and that may have left data in
+        volatile caches.
     freed
         The slot whose command ends is free again. The payload is there with ``finish``, too.
     tells
@@ -161,6 +164,7 @@ class SlotTable(wiring.Component):
                 "cancelled": In(Pulse(1)),
                 "active": Out(1),
                 "caching": Out(1),
+                "cached": Out(Pulse(config.slot_bits)),
                 "freed": Out(Pulse(config.slot_bits)),
                 "tells": In(telling(config)),
                 "busy": Out(1),
@@ -250,6 +254,7 @@ class SlotTable(wiring.Component):
             free.payload.eq(slot),
             free.valid.eq(self.freed.valid),
             self.freed.payload.eq(slot),
+            self.cached.payload.eq(slot),
             self.cancel.payload.eq(slot),
             self.again.payload.slot.eq(slot),
         ]
@@ -454,6 +459,7 @@ class SlotTable(wiring.Component):
                 with m.If((self._status != 0) & ~self._left.aborted):
                     self._leave(m)
                 with m.Else():
+                    m.d.comb += self.cached.valid.eq(self._carried.cached & (self._status == 0))
                     m.next = "NOTE"
                 if self._config.abort_commands:
                     with m.If(self._left.aborted):
