@@ -10,9 +10,9 @@ from cocotb.triggers import FallingEdge, RisingEdge
 from cocotb_tests.fields import ANY, check_fields
 from cocotb_tests.nvme.nvme_bench import bench_config
 from cocotb_tests.runner import simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, unpack, wait_until
 from hdl.flow.host_command import HostOpcode, Status, completion
-from hdl.nvme.codes import StatusCode, status_field
+from hdl.nvme.codes import DATA_PATH_CODES, StatusCode, status_field
 from hdl.nvme.commands.slots import SlotTable
 from hdl.nvme.pages.health import note
 from hdl.nvme.records import again, finish, rejected, stored, target
@@ -22,6 +22,8 @@ VICTIM, OTHER, ABORT = 0x1234, 0x4321, 0x5000
 PARTS = 3
 """Parts of a command after its first."""
 ABORTED = status_field(StatusCode.ABORT_REQUESTED, more=False)
+ENDS = {status: status_field(DATA_PATH_CODES[status]) for status in Status}
+"""What the host gets for each way in which the data path ends a command."""
 
 
 class Bench:
@@ -47,8 +49,9 @@ class Bench:
 
     def _note(self, seen) -> None:
         """How a command ended, with what its slot has carried."""
-        aborted = ABORTED if seen.status else 0
-        wanted = {"status": aborted, "counts": 1, **self.carried[seen.queue, seen.identifier]}
+        carried = self.carried[seen.queue, seen.identifier]
+        status = ABORTED if seen.status == ABORTED else carried["status"]
+        wanted = {**carried, "status": status, "counts": 1}
         check_fields(seen, wanted, "note")
 
     async def cancel(self) -> None:
@@ -84,8 +87,16 @@ class Bench:
             # Bit 0 of DW0 is 0, since the Abort has aborted its command (NVMe 1.4, 5.1).
             check_fields(end, fields | {"tells": {"volume": ANY}}, "finish")
 
-    async def store(self, queue: int, identifier: int, *, parts: int = 0) -> int:
-        """A command gets the next slot, in this cycle if there is one."""
+    async def store(
+        self,
+        queue: int,
+        identifier: int,
+        *,
+        parts: int = 0,
+        cached: bool = False,
+        status: Status = Status.SUCCESS,
+    ) -> int:
+        """A command gets the next slot, in this cycle if there is one. It is to end so."""
         dut = self.dut
         await FallingEdge(dut.clk)
         while not sample(dut.allocate__valid):
@@ -101,9 +112,9 @@ class Bench:
             "blocks": self.generator.getrandbits(16),
             "sectors": self.generator.getrandbits(1),
         }
-        self.carried[queue, identifier] = fields
+        self.carried[queue, identifier] = fields | {"status": ENDS[status]}
         dut.store__payload.value = pack(
-            stored(CONFIG), slot=slot, parts=parts, command=fields
+            stored(CONFIG), slot=slot, parts=parts, command=fields | {"cached": cached}
         )
         await RisingEdge(dut.clk)
         self.held[slot] = (queue, identifier)
@@ -111,12 +122,15 @@ class Bench:
         dut.allocate__ready.value = dut.store__valid.value = 0
         return slot
 
-    async def end(self, slot: int) -> None:
+    async def end(self, slot: int, status: Status = Status.SUCCESS) -> None:
         """The command of a slot ends, and the slot is free."""
-        count = self.notes.received
-        self.completion.send(slot=slot, status=Status.SUCCESS)
+        count = self.notes.received + self.finished.received
+        self.completion.send(slot=slot, status=status)
         await wait_until(
-            self.dut, lambda: self.notes.received > count, cycles=200, what="the end"
+            self.dut,
+            lambda: self.notes.received + self.finished.received >= count + 2,
+            cycles=200,
+            what="the end",
         )
         del self.held[slot]
 
@@ -203,6 +217,49 @@ async def aborts_are_noted_whoever_begins(dut):
         for _ in range(20):
             await RisingEdge(dut.clk)
         assert not host.finished, f"{wait}: one end too many"
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def writes_that_may_be_cached_are_told(dut):
+    """A write that ends with success and may have left data in caches is told in the cycle in which
+    its end is taken, whatever that waits for. No other command is."""
+    generator = random.Random(int(os.environ["SEED"]))
+    host = Bench(dut, generator)
+    await start(dut)
+    wanted: set[tuple[int, int]] = set()
+    seen = 0
+
+    async def watch() -> None:
+        nonlocal seen
+        while True:
+            await RisingEdge(dut.clk)
+            if not sample(dut.cached__valid):
+                continue
+            assert sample(dut.finish__valid) and sample(dut.finish__ready), "not as it ends"
+            owner = host.held[sample(dut.cached__payload)]
+            end = unpack(finish(CONFIG), sample(dut.finish__payload))
+            assert (end.queue, end.identifier) == owner, "another's end"
+            wanted.remove(owner)
+            seen += 1
+
+    cocotb.start_soon(watch())
+    cocotb.start_soon(host.cancel())
+    for number in range(120):
+        cached, status = generator.random() < 0.5, Status.SUCCESS
+        if generator.random() < 0.5:
+            status = generator.choice([*Status])
+        slot = await host.store(1, number, cached=cached, status=status)
+        if cached and status == Status.SUCCESS:
+            wanted.add((1, number))
+        await host.end(slot, status)
+        assert not wanted, "not told"
+    # One that is aborted tells nothing.
+    slot = await host.store(1, VICTIM, cached=True)
+    ends = host.ends
+    host.abort.send(queue=1, identifier=VICTIM, by=ABORT)
+    await wait_until(dut, lambda: host.ends > ends, cycles=600, what="the Abort")
+    await host.end(slot)
+    assert seen > 5
 
 
 def test_slots():
