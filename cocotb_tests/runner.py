@@ -48,6 +48,10 @@ EMPTY = Netlist(top=TOP, text=f"module {TOP}(input clk);\nendmodule\n", ports={"
 BUILD_TIMEOUT = 3600.0
 """Seconds for translating and compiling a model."""
 
+TEST_TIMEOUT = 900.0
+"""Seconds for a simulation. The longest take some 250 on two processors that are busy with two
+more, and a slow machine needs a multiple of that."""
+
 SPLIT_BYTES = 2_000_000
 """Verilog from which on a model is compiled in parts. Each part reads the model's own headers,
 which costs more than it saves up to the size of a front end (1 MB). The compiler takes longer for a
@@ -150,7 +154,7 @@ def simulate(
     testcase: str | Sequence[str] | None = None,
     parameters: Mapping[str, str] | None = None,
     seed: int | None = None,
-    timeout: float = 300.0,
+    timeout: float = TEST_TIMEOUT,
     optimise: bool = False,
     waves: bool | None = None,
     verilator_arguments: Sequence[str] = (),
