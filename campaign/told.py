@@ -16,7 +16,7 @@ from campaign.volume import Volume
 
 SHARE = 0.15
 WRITES, LONGEST = 24, 4
-"""Writes of a volume at most, and their blocks of 4096 bytes at most."""
+"""Writes of a volume at most, and their logical blocks at most."""
 FUAS = 0.2
 LATE, LATE_COMMANDS, LATE_NS = 0.8, 8, 300_000
 """Share of times in which a drive is late, with how many commands at most, and how late at most."""
