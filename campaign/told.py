@@ -12,7 +12,7 @@ from campaign.array import Array
 from campaign.budget import Budget
 from campaign.card import Card
 from campaign.lifetimes import WRITE_FAULT
-from campaign.volume import Volume
+from campaign.volume import Volume, pieces
 
 SHARE = 0.15
 WRITES, LONGEST = 24, 4
@@ -125,10 +125,9 @@ class Told:
         buffer, queue = card.take_buffer(), choose.randrange(len(card.nvme.queues))
         status = await volume.write(first, count, buffer, queue, fua=choose.random() < FUAS)
         assert status == 0, f"{volume}: write of block {first}: status {status:#x}"
-        data = card.transport.memory.read(buffer, count * volume.sector_bytes)
         size = volume.sector_bytes
-        blocks = [data[at : at + size] for at in range(0, len(data), size)]
-        ended.append((card.harness.now_ns, first, blocks))
+        data = card.transport.memory.read(buffer, count * size)
+        ended.append((card.harness.now_ns, first, pieces(data, size)))
         card.give_buffer(buffer)
 
     def _more_than_tolerated(self, array: Array) -> list[int]:

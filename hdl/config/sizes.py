@@ -40,8 +40,8 @@ MENDED = 8
 
 ERA_BITS = 8
 """Width of the era, which counts how often an array has lost data that was not flushed. It wraps,
-but not while a row or a command of the host reads. In that time the drives would have to restart,
-and be judged, 256 times."""
+but not while a row or a command of the host is inside. In that time the drives would have to
+restart, and be judged, 256 times."""
 
 LEAVING = 8
 """Walks that have ended and whose row slots are not free yet. There are one or two, and some to
