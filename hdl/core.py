@@ -407,11 +407,11 @@ class Core(wiring.Component):
         if self._config.background:
             arrays = self._background.arrays
             has_failed = arrays.states[::2] & arrays.states[1::2]
-            lost = has_failed.any() | arrays.indebted.any()
+            lost, owes = has_failed.any(), (arrays.indebted | arrays.unheard).any()
             settled = arrays.settled
         else:
             # Without the arrays' states any failed drive may be one too many.
-            lost, settled = (drives.used & drives.failed).any(), 1
+            lost, owes, settled = (drives.used & drives.failed).any(), 0, 1
         for number, user in enumerate((flush_all, flush_cache)):
             connect(m, user.ask, flusher.ask[number])
             connect(m, flusher.told[number], user.told)
@@ -419,6 +419,7 @@ class Core(wiring.Component):
                 user.used.eq(drives.used),
                 user.failed.eq(drives.failed),
                 user.lost.eq(lost),
+                user.owes.eq(owes),
                 user.settled.eq(settled),
             ]
 

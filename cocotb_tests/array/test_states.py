@@ -93,7 +93,8 @@ class Bench:
         self.judged: dict[int, dict] = {}
         self.decided: dict[int, tuple[int, int]] = {}
         self.news = 0
-        dut.changed.value = 0
+        self.inconsistent = 0
+        dut.changed.value = dut.inconsistent.value = 0
         for name in ("failed", "stale", "suspect", "kept", "returns"):
             getattr(dut, f"drives__{name}").value = 0
         cocotb.start_soon(self._watch())
@@ -131,7 +132,7 @@ class Bench:
         """Pulses ``changed``, waits, and compares every array."""
         dut = self.dut
         dut.drives__failed.value, dut.drives__stale.value, dut.changed.value = failed, stale, 1
-        dut.drives__suspect.value = suspect
+        dut.drives__suspect.value, dut.inconsistent.value = suspect, self.inconsistent
         await RisingEdge(dut.clk)
         dut.changed.value = 0
         await RisingEdge(dut.clk)
@@ -162,6 +163,9 @@ class Bench:
                 if (suspect & ~failed) >> port & 1
             }
             needed = golden_needed(layout, {*gone, *behind}, doubted)
+            inconsistent = self.inconsistent >> array & 1
+            if inconsistent:
+                needed = doubted - {*gone, *behind}
             kept = sum(1 << ports[position] for position in needed)
             yielded = sum(1 << ports[position] for position in doubted)
             if moved:
@@ -175,7 +179,7 @@ class Bench:
             tolerated = layout.parities or layout.copies - 1
             for group in golden_groups(layout):
                 # Suspect drives may be of no use, and what they have may be needed.
-                if len((bad | doubted) & group) >= tolerated:
+                if inconsistent or len((bad | doubted) & group) >= tolerated:
                     essential |= {ports[position] for position in group - bad}
                     if moved and moved[0] in group & {*gone} and not failed >> moved[1] & 1:
                         essential.add(moved[1])
@@ -204,6 +208,7 @@ async def judges_like_the_reference(dut):
         bad = generator.sample(range(MAX_DRIVES), count)
         behind = [port for port in bad if generator.random() < 0.3]
         stale = sum(1 << port for port in behind)
+        bench.inconsistent = generator.getrandbits(config.arrays) & -generator.getrandbits(1)
         await bench.judge(sum(1 << port for port in bad) & ~stale, stale)
         for array in bench.arrays:
             seen[ArrayState(sample(dut.verdicts__states) >> 2 * array & 3)] += 1
@@ -235,12 +240,31 @@ async def keeps_who_is_needed(dut):
         if generator.random() < 0.3:
             suspect |= stale
         dut.drives__kept.value = suspect & generator.getrandbits(MAX_DRIVES)
+        bench.inconsistent = generator.random() < 0.3
         await bench.judge(failed, stale & ~failed, suspect)
         yields, keeps = bench.decided[0]
         kept += bool(keeps)
         yielded += bool(yields)
         stale_ones += bool(keeps and yields & stale)
     assert kept > ROUNDS // 10 and yielded > ROUNDS // 10 and stale_ones
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def judges_anew_what_gets_inconsistent(dut):
+    """An array that gets inconsistent can spare no drive any more, until it is made right. Nothing
+    else has changed."""
+    bench = Bench(dut, CONFIGS[os.environ["CONFIG"]])
+    await start(dut)
+    bench.create(1, Layout("RAID6", 6, 4), list(range(6)))
+    await bench.judge(0, 0)
+    for inconsistent, essential in ((0b01, 0), (0b10, 0x3F), (0b11, 0x3F), (0, 0)):
+        dut.inconsistent.value = inconsistent
+        await RisingEdge(dut.clk)
+        await RisingEdge(dut.clk)
+        settled = dut.verdicts__settled
+        assert not sample(settled)
+        await wait_until(dut, lambda: sample(settled), cycles=CYCLES, what="states")
+        assert sample(dut.essential) == essential
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")

@@ -7,19 +7,24 @@ from dataclasses import replace
 
 import pytest
 
+from campaign.card import Group
 from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import Card
-from cocotb_tests.native.native_forgetful import SLOWER
+from cocotb_tests.native.native_forgetful import FORGETFUL, SLOWER
 from hdl.flow.geometry import Level
-from sim.golden.nvme import WRITE_FAULT
+from sim.golden.nvme import INTERNAL_ERROR, SET_FEATURES, WRITE_FAULT
 from sim.native.harness import Flow
 from sim.native.parameters import MICROSECOND
 from sw.driver import raid
-from sw.driver.commands import NvmeError, Register
+from sw.driver.commands import Command, NvmeError, Register
+from sw.driver.native import MSIX_ENTRY_BYTES, MSIX_TABLE
 from sw.driver.nvme import CSTS_READY
 from sw.driver.queue import QueueStoppedError
 
 SEED = int(os.environ.get("SEED") or "1")
+VECTOR_CONTROL = 12
+"""In an entry of the MSI-X table (PCIe 4.0, 7.7.2)."""
+VOLATILE_WRITE_CACHE = 6
 
 
 async def written(card: Card, blocks: int) -> int:
@@ -195,6 +200,112 @@ def test_an_answer_that_is_not_taken_tells_nobody(others, posted):
             assert statuses == [WRITE_FAULT, 0], [hex(s) for s in statuses]
 
         card.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("level", "members"),
+    [
+        (Level.RAID0, 3),
+        (Level.RAID5, 4),
+        pytest.param(Level.RAID1, 2, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("taken", [False, True])
+def test_an_answer_that_is_not_seen_tells_nobody(level, members, taken):
+    """The host does not look at the queue of the Flush that tells of a restart. Until it does, or
+    deletes the queue, each Flush of another queue is refused, and then the next one."""
+    with Card([FORGETFUL] * 8, seed=SEED, config=USUAL, quiet=True) as card:
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            volume = await card.create(level, range(members), strip_blocks=1)
+            address = card.buffer(8)
+            data = card.random.randbytes(8 * 4096)
+            transport.memory.write(address, data)
+            await nvme.write(volume.namespace, 0, 8, address, 0)
+            for port in range(members):
+                card.harness.restart_drive(port)
+            queue = nvme.queues[1]
+            mask = MSIX_TABLE + MSIX_ENTRY_BYTES * queue.identifier + VECTOR_CONTROL
+            await transport.write32(mask, 1)
+            first: list[int] = []
+            teller = Group(transport, [flush_or_stop(card, volume.namespace, 1, first)])
+            while not queue.untaken:
+                await transport.sleep(500)
+            statuses: list[int] = []
+            for _ in range(3):
+                await flush(card, volume.namespace, 0, statuses)
+                await transport.sleep(50_000)
+            assert statuses == [WRITE_FAULT] * 3
+            if taken:
+                await transport.write32(mask, 0)
+            else:
+                await nvme.renew_queue(1, deaf=True)
+            await teller.join()
+            assert first == ([WRITE_FAULT] if taken else [])
+            await nvme.read(volume.namespace, 0, 8, address, 0)
+            assert transport.memory.read(address, len(data)) != data, "nothing was lost"
+            for _ in range(2):
+                await flush(card, volume.namespace, 0, statuses)
+            assert statuses[3:] == ([0, 0] if taken else [WRITE_FAULT, 0])
+
+        card.run(scenario())
+
+
+async def flush_or_stop(card: Card, volume: int, queue: int, statuses: list[int]) -> None:
+    with suppress(QueueStoppedError):
+        await flush(card, volume, queue, statuses)
+
+
+@pytest.mark.parametrize("told", ["not at all", "before", "meanwhile", "unseen"])
+def test_the_cache_does_not_go_off_over_a_loss(told):
+    """Drives have forgotten writes as the host switches the volatile write cache off, for which
+    another write is waited for. Only if a Flush has told the host before that all is stored."""
+    with Card([FORGETFUL] * 8, seed=SEED, config=USUAL, quiet=True) as card:
+
+        async def scenario() -> None:
+            nvme, transport, harness = card.nvme, card.card.transport, card.harness
+            volume = await card.create(Level.RAID0, range(3), strip_blocks=1)
+            address = card.buffer(8)
+            await nvme.write(volume.namespace, 0, 8, address, 0)
+            for port in (0, 1):
+                harness.restart_drive(port)
+            await transport.sleep(20_000)
+            if told == "before":
+                assert await card.flush(volume) == WRITE_FAULT
+            harness.drive_fault(2, 1, at_end=True, delay_ns=200_000)
+            late = Group(transport, [nvme.write(volume.namespace, 11, 1, address, 0)])
+            await transport.sleep(10_000)
+            statuses: list[int] = []
+            switch = Group(transport, [switch_cache_off(card, statuses)])
+            await transport.sleep(20_000)
+            if told == "meanwhile":
+                assert await card.flush(volume, 1) == WRITE_FAULT
+            elif told == "unseen":
+                queue = nvme.queues[1]
+                mask = MSIX_TABLE + MSIX_ENTRY_BYTES * queue.identifier + VECTOR_CONTROL
+                await transport.write32(mask, 1)
+                teller = Group(transport, [flush_or_stop(card, volume.namespace, 1, [])])
+                while not queue.untaken:
+                    await transport.sleep(500)
+            assert not statuses, "it has not waited for the write"
+            await late.join()
+            await switch.join()
+            assert statuses == [0 if told == "before" else INTERNAL_ERROR]
+            if told == "unseen":
+                await nvme.renew_queue(1, deaf=True)
+                await teller.join()
+
+        card.run(scenario())
+
+
+async def switch_cache_off(card: Card, statuses: list[int]) -> None:
+    try:
+        await card.nvme.admin(Command(SET_FEATURES, dwords=(VOLATILE_WRITE_CACHE, 0)))
+    except NvmeError as error:
+        statuses.append(error.status)
+    else:
+        statuses.append(0)
 
 
 RESETS_NS = (600, 2_000, 20)

@@ -103,7 +103,8 @@ class Bench:
             # None has redundancy left.
             dut.arrays__states.value = (1 << 2 * config.arrays) - 1
             dut.drives__stale.value = dut.drives__suspect.value = 0
-            dut.drives__undecided.value = dut.arrays__indebted.value = 0
+            dut.drives__undecided.value = 0
+            dut.arrays__indebted.value = dut.arrays__unheard.value = 0
             self.late = Table(dut, "late").entries
             dut.arrays__unsynced.value = dut.arrays__doubts.value = 0
             self.eras = [generator.getrandbits(ERA_BITS) for _ in range(config.arrays)]
@@ -191,11 +192,18 @@ class Bench:
         self.indebted = sum(
             1 << one for one in range(self.config.volumes) if self.generator.random() < chance
         )
-        self.dut.arrays__indebted.value = self.indebted
+        self.owe(self.indebted)
         for slot in range(self.config.commands):
             self.late[slot] = self.generator.random() < chance / 2
         for array in range(self.config.arrays):
             self.boundaries[array] = self.generator.randrange(ROWS)
+
+    def owe(self, volumes: int) -> None:
+        """Makes each of these volumes indebted, or unheard, or both."""
+        self.indebted = volumes
+        indebted, unheard = (self.generator.getrandbits(self.config.volumes) for _ in range(2))
+        self.dut.arrays__indebted.value = volumes & (indebted | ~unheard)
+        self.dut.arrays__unheard.value = volumes & unheard
 
     def differ(self, chance: float) -> None:
         """Copies may differ, and parities be wrong: of an array from a random row on, or

@@ -76,13 +76,14 @@ async def a_flush_waits_for_what_becomes_of_drives(dut):
         return
     for suspects, debt in ((1, 0), (2, 0), (1, 2), (0, 2), (0, 1), (0, 0)):
         dut.drives__undecided.value = 1
-        dut.drives__suspect.value = dut.arrays__indebted.value = 0
+        dut.drives__suspect.value = 0
+        bench.owe(0)
         bench.extents.send(slot=1, opcode=HostOpcode.FLUSH, array=0, volume=1, last=1)
         await ClockCycles(dut.clk, 100)
         assert not any(sink.received for sink in bench.sinks.values()), "it has not waited"
         bench.suspect = sum(1 << port for port in bench.ports[0][:suspects])
-        bench.indebted = debt
-        dut.drives__suspect.value, dut.arrays__indebted.value = bench.suspect, debt
+        bench.owe(debt)
+        dut.drives__suspect.value = bench.suspect
         dut.drives__undecided.value = 0
         # What is expected of it now; it has been sent.
         bench.expect_flush()

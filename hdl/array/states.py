@@ -31,6 +31,9 @@ class ArrayStates(wiring.Component):
         A pulse. Judge again.
     drives
         What the tables know of the drives.
+    inconsistent
+        One bit per array. Its copies may differ, and its parities may be wrong, since drives have
+        restarted. No suspect drive of it can be replaced by the others, and no good one spared.
     verdicts
         What the arrays have left.
     yields
@@ -62,6 +65,7 @@ class ArrayStates(wiring.Component):
             {
                 "changed": In(1),
                 "drives": In(DriveStates()),
+                "inconsistent": In(config.arrays),
                 "verdicts": Out(ArrayVerdicts(config)),
                 "yields": Out(MAX_DRIVES),
                 "keeps": Out(MAX_DRIVES),
@@ -72,6 +76,7 @@ class ArrayStates(wiring.Component):
                 "busy": Out(1),
             }
         )
+        self._changed = Signal()
         self._again = Signal()  # judge once more
 
         # The array at hand, and what is found of it.
@@ -112,7 +117,10 @@ class ArrayStates(wiring.Component):
         self._connect_tables(m)
         self._look_at_member(m)
         self._note_states(m)
-        with m.If(self.changed):
+        inconsistent = Signal.like(self.inconsistent)
+        m.d.sync += inconsistent.eq(self.inconsistent)
+        m.d.comb += self._changed.eq(self.changed | (inconsistent != self.inconsistent))
+        with m.If(self._changed):
             m.d.sync += self._again.eq(1)
         with m.FSM(name="judge") as fsm:
             self._rest(m)
@@ -121,7 +129,7 @@ class ArrayStates(wiring.Component):
             self._weigh(m)
             self._judge(m)
         m.d.comb += [
-            self.verdicts.settled.eq(fsm.ongoing("REST") & ~self._again & ~self.changed),
+            self.verdicts.settled.eq(fsm.ongoing("REST") & ~self._again & ~self._changed),
             self.busy.eq(~self.verdicts.settled),
         ]
         return m
@@ -192,7 +200,7 @@ class ArrayStates(wiring.Component):
         with m.State("REST"):
             with m.If(self._again):
                 m.d.sync += [
-                    self._again.eq(self.changed),
+                    self._again.eq(self._changed),
                     self._array.eq(0),
                     self.essential.eq(0),
                     self._homeless.eq(self.drives.suspect),
@@ -268,9 +276,10 @@ class ArrayStates(wiring.Component):
                 m.d.sync += found.state.eq(worse)
             for register in (self._seen, self._bad, self._doubtful, self._in_group, self._good):
                 m.d.sync += register.eq(0)
-            with m.If(self._doubtful >= self._tolerance):
+            inconsistent = self.inconsistent.bit_select(self._array, 1)
+            with m.If((self._doubtful >= self._tolerance) | inconsistent):
                 m.d.sync += self.essential.eq(self.essential | self._good)
-            with m.If(self._doubtful > self._tolerance):
+            with m.If((self._doubtful > self._tolerance) | inconsistent):
                 m.d.sync += self._needed.eq(self._needed | self._in_group)
             m.next = "ASK"
             with m.If(self._parity):

@@ -181,6 +181,7 @@ class Background(wiring.Component):
         m.d.sync += self._rescan.eq(supervisor.rescan | self._jobs.ended)
         m.d.comb += [
             states.changed.eq(drives.changed | self._rescan),
+            states.inconsistent.eq(supervisor.doubts | self._jobs.inconsistent),
             decisions.yields.eq(states.yields),
             decisions.keeps.eq(states.keeps),
             status.states.eq(verdicts.states),
@@ -267,6 +268,7 @@ class Background(wiring.Component):
             debts.loses.eq(verdicts.judged & (states.keeps & drives.suspect & ~drives.kept).any()),
             debts.loser.eq(verdicts.verdict.array),
             self.arrays.indebted.eq(debts.indebted),
+            self.arrays.unheard.eq(debts.unheard),
             self.arrays.eras.eq(debts.eras),
         ]
 

@@ -60,6 +60,8 @@ class Debts(wiring.Component):
         Whom the ends of commands tell, and who has been told.
     indebted
         One bit per volume. It has not been told yet.
+    unheard
+        One bit per volume. It has been told, and the host has not taken the entry yet.
     late
         Of a command slot. Its command was submitted before its volume was told.
     eras
@@ -80,6 +82,7 @@ class Debts(wiring.Component):
                 "slots": In(SlotEvents(config)),
                 "tellings": In(Tellings(config)),
                 "indebted": Out(config.volumes),
+                "unheard": Out(config.volumes),
                 "late": In(TableRead(config.slot_bits, 1)),
                 "eras": Out(eras(config)),
             }
@@ -101,7 +104,6 @@ class Debts(wiring.Component):
         self._waits = Signal(config.volumes)
         self._leaves = Signal(config.volumes)
         self._vain = Signal(config.volumes)
-        self._lies = Signal(config.volumes)
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -141,7 +143,7 @@ class Debts(wiring.Component):
     def _follow(self, m: Module, volume: int) -> None:
         """What ``volume`` has lost, and whether the host has been told."""
         waits, leaves, vain, lies = (
-            bits[volume] for bits in (self._waits, self._leaves, self._vain, self._lies)
+            bits[volume] for bits in (self._waits, self._leaves, self._vain, self.unheard)
         )
         indebted, told = self.indebted[volume], self.tellings.told[volume]
         hearing, count = self.tellings.hearing, self._told[volume]
@@ -185,5 +187,5 @@ class Debts(wiring.Component):
                 self.indebted.bit_select(self.volume, 1).eq(0),
                 self._waits.bit_select(self.volume, 1).eq(0),
                 self._vain.bit_select(self.volume, 1).eq(1),
-                self._lies.bit_select(self.volume, 1).eq(0),
+                self.unheard.bit_select(self.volume, 1).eq(0),
             ]

@@ -97,6 +97,8 @@ class Jobs(wiring.Component):
         One bit per array. Its `Sync` is ASSUMED.
     torn
         One bit per array. Its `Sync` is NONE, but rows that are not marked are in sync.
+    inconsistent
+        One bit per array. It has been in DOUBT, and no RESYNC or ZERO has ended since.
     ended
         A pulse when a job has ended.
     slice
@@ -144,6 +146,7 @@ class Jobs(wiring.Component):
                 "verdicts": In(ArrayVerdicts(config)),
                 "assumed": Out(config.arrays),
                 "torn": Out(config.arrays),
+                "inconsistent": Out(config.arrays),
                 "ended": Out(1),
                 "slice": Out(stream.Signature(slice_request(config))),
                 "slice_end": In(stream.Signature(SliceEnd)),
@@ -177,6 +180,7 @@ class Jobs(wiring.Component):
         self._is_unsynced = self.control.unsynced.bit_select(array, 1)
         self._is_assumed = self.assumed.bit_select(array, 1)
         self._is_torn = self.torn.bit_select(array, 1)
+        self._is_inconsistent = self.inconsistent.bit_select(array, 1)
         self._has_stale = self.verdicts.rebuilding.bit_select(array, 1)
         self._has_failed = self.verdicts.hopeless.bit_select(array, 1)
         self._resyncs_first = self._is_unsynced & ~self._has_failed
@@ -331,7 +335,9 @@ class Jobs(wiring.Component):
             (self._has_lost & self._resync & self._has_failed) << self._array
         )
         with m.If(self._is_through & self._syncs_rows):
-            m.d.sync += [self._is_unsynced.eq(0), self._is_torn.eq(0)]
+            m.d.sync += [
+                self._is_unsynced.eq(0), self._is_torn.eq(0), self._is_inconsistent.eq(0)
+            ]
             with m.If(self._current.whole & ~(self._resync & self._is_torn)):
                 m.d.sync += self._is_assumed.eq(0)
         with m.If(self._is_through & (self._current.kind == WalkKind.CHECK)):
@@ -405,6 +411,7 @@ class Jobs(wiring.Component):
                         self._is_unsynced.eq(order.sync == Sync.NONE),
                         self._is_assumed.eq(order.sync == Sync.ASSUMED),
                         self._is_torn.eq(0),
+                        self._is_inconsistent.eq(0),
                     ]
                     m.next = "FORGET"
                 with m.Case(JobOrder.DOUBT):
@@ -448,6 +455,7 @@ class Jobs(wiring.Component):
             m.d.sync += [
                 self._is_torn.eq(self._is_torn | ~(self._is_unsynced | walks_all)),
                 self._is_unsynced.eq(1),
+                self._is_inconsistent.eq(1),
             ]
         with m.If((stored.kind == WalkKind.RESYNC) | (stored.kind == WalkKind.ZERO)):
             m.d.sync += [current.row.eq(0), current.whole.eq(1)]

@@ -188,8 +188,8 @@ class FlushAll(wiring.Component):
     request
         ``flushed`` is a level, until ``flush`` falls: each drive at a port of ``used`` that is not
         ``failed`` has ended a FLUSH that began after ``flush`` rose, or cannot do it. ``stored``
-        says that all have stored what they had that are not ``failed`` by now, and that nothing is
-        ``lost``.
+        says that all have stored what they had that are not ``failed`` by now, that nothing is
+        ``lost``, and that nothing was owed while the request ``watches``.
     blamed
         A bit a port, a pulse as ``flush`` falls: drives for which it was not ``stored``.
     used
@@ -198,6 +198,8 @@ class FlushAll(wiring.Component):
         A bit a port: drives that have been given up.
     lost
         An array has lost what it could not spare, the failed ones among its drives.
+    owes
+        A volume may have lost something, and the host does not know.
     settled
         Whether it has is known.
     ask, told
@@ -211,6 +213,7 @@ class FlushAll(wiring.Component):
     used: In(MAX_DRIVES)
     failed: In(MAX_DRIVES)
     lost: In(1)
+    owes: In(1)
     settled: In(1)
     ask: Out(stream.Signature(MAX_DRIVES))
     told: In(stream.Signature(MAX_DRIVES))
@@ -221,7 +224,14 @@ class FlushAll(wiring.Component):
         # What is offered must not change any more.
         wanted = Signal(MAX_DRIVES)
         missed = Signal(MAX_DRIVES)
-        m.d.comb += self.request.stored.eq(((missed & ~self.failed) == 0) & ~self.lost)
+        # The host may be told of a loss by another command meanwhile.
+        owed = Signal()
+        owes = Signal()
+        m.d.comb += owes.eq(self.request.watches & (owed | self.owes))
+        m.d.sync += owed.eq(owes)
+        m.d.comb += self.request.stored.eq(
+            ((missed & ~self.failed) == 0) & ~self.lost & ~owes
+        )
         m.d.comb += self.ask.payload.eq(wanted)
         with m.FSM(name="flush_all") as fsm:
             with m.State("REST"):

@@ -20,17 +20,22 @@ class FlushRequest(wiring.Signature):
 
     Ports
     -----
+    watches
+        A level. The flush will be asked for, or has been. What is owed from then on counts.
     flush
         A level. Every command whose writes are meant has ended. It stays until ``flushed``.
     flushed
         A level or a pulse. Since ``flush`` rose, every drive of every array has been flushed, or
         has failed to be.
     stored
-        With ``flushed``: every drive that is not failed has been flushed well, and nothing is lost.
+        With ``flushed``: every drive that is not failed has been flushed well, nothing is lost, and
+        nothing was owed while it watched.
     """
 
     def __init__(self):
-        super().__init__({"flush": Out(1), "flushed": In(1), "stored": In(1)})
+        super().__init__(
+            {"watches": Out(1), "flush": Out(1), "flushed": In(1), "stored": In(1)}
+        )
 
 
 class HostFlushes(wiring.Signature):

@@ -324,9 +324,9 @@ class Dispatch(wiring.Component):
 
     def _judge_volume(self, m: Module) -> None:
         """Says whether a FLUSH must be refused for what its volume may have lost, and of whom."""
-        indebted = self.arrays.indebted.bit_select(self._item.volume, 1)
+        owes = self.arrays.indebted | self.arrays.unheard
         m.d.comb += [
-            self._indebted.eq(indebted | self.late.data),
+            self._indebted.eq(owes.bit_select(self._item.volume, 1) | self.late.data),
             self.blame.slot.eq(self._item.slot),
             self.blame.volume.eq(self._item.volume),
         ]

@@ -560,6 +560,7 @@ class Admin(wiring.Component):
         """
         status = self._status
         with m.State("DRAIN"):
+            m.d.comb += self.cache_flush.watches.eq(1)
             with m.If(self.stop):
                 m.d.sync += status.eq(status_field(StatusCode.INTERNAL_ERROR))
                 m.next = "JUDGE"
@@ -569,6 +570,7 @@ class Admin(wiring.Component):
 
         with m.State("STORE"):
             flush = self.cache_flush
+            m.d.comb += flush.watches.eq(1)
             with m.If(flush.flushed | self.stop):
                 m.next = "JUDGE"
                 with m.If(~flush.flushed | ~flush.stored):

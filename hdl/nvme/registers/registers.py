@@ -341,7 +341,10 @@ class Registers(wiring.Component):
         A flush whose shutdown has been given up is answered all the same, for none.
         """
         wanted, stored, request = self._wanted, self._stored, self.shutdown_flush
-        m.d.comb += self.shutting.eq(self._shutdown != ShutdownStatus.NORMAL)
+        m.d.comb += [
+            self.shutting.eq(self._shutdown != ShutdownStatus.NORMAL),
+            request.watches.eq(request.flush),
+        ]
         with m.If(self._begins):
             m.d.sync += [request.flush.eq(1), wanted.eq(1)]
         with m.If(request.flush & request.flushed):
