@@ -4,8 +4,9 @@ Copies differ after that, or rows are torn, until a RESYNC has mended them. Bloc
 flushed, and have not been written since, are on their drives, and are read all the time. The host
 has been told. It reads the rest of the blocks as they are and flushes them. From then on every
 block must keep that value, whichever copy is read: before the RESYNC, in the middle of it and after
-it. Of mirrors this holds also if a drive cannot read its copy meanwhile. A read of mirrors that is
-under way as the drives begin anew gives data of before, or the data that stays.
+it. Of mirrors this holds also if a drive cannot read its copy meanwhile. It holds if one of the
+drives begins anew once more. A read of mirrors that is under way as the drives begin anew gives
+data of before, or the data that stays.
 """
 
 import random
@@ -13,6 +14,7 @@ from collections.abc import Collection
 
 from campaign.array import Array
 from campaign.card import STOPPED, Card, Group
+from campaign.lifetimes import WRITE_FAULT
 from campaign.queues import Queues
 from campaign.resets import UNEXPECTED
 from campaign.volume import Volume, pieces
@@ -45,6 +47,9 @@ STALLS, STALL_NS = 0.5, 2_000_000
 
 UNREADABLE = 4
 MENDED_NS = 300_000
+
+ALONE, ALONE_NS = 0.5, 100_000
+"""Share of times in which one drive restarts once more, and how long after all that at most."""
 
 
 class Torn:
@@ -153,6 +158,8 @@ class Torn:
             await card.sleep(MENDED_NS)
         for port, block in unreadable:
             card.harness.clear_medium_error(port, block)
+        if not unreadable and choose.random() < ALONE:
+            await self._restart_one(array)
         for volume in array.volumes:
             await volume.read_all()
         await background.set_rate(card.nvme, DEFAULT_RATE)
@@ -163,6 +170,19 @@ class Torn:
             volume.settle()
         card.outcome.faults["mirrors restarted" if mirrored else "rows torn"] += 1
         array.troubled.clear()
+
+    async def _restart_one(self, array: Array) -> None:
+        """A drive restarts that has stored all it should have, perhaps in the middle of the RESYNC.
+        """
+        card, choose = array.card, self._choose
+        await card.sleep(choose.uniform(0, ALONE_NS))
+        card.harness.restart_drive(choose.choice(array.ports))
+        await card.sleep(FLUSHING_NS)
+        for volume in array.volumes:
+            told = await volume.flush()
+            assert told in (0, WRITE_FAULT) and not await volume.flush()
+            card.outcome.seen["volumes told of one drive"] += told != 0
+        card.outcome.faults["one drive restarted of a torn array"] += 1
 
     async def _flush(self, volume: Volume, after: float, statuses: list[int]) -> None:
         """Sends a Flush some time later, unless the drives have restarted by then."""

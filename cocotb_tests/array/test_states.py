@@ -257,11 +257,11 @@ async def judges_anew_what_gets_inconsistent(dut):
     await start(dut)
     bench.create(1, Layout("RAID6", 6, 4), list(range(6)))
     await bench.judge(0, 0)
+    settled = dut.verdicts__settled
     for inconsistent, essential in ((0b01, 0), (0b10, 0x3F), (0b11, 0x3F), (0, 0)):
         dut.inconsistent.value = inconsistent
         await RisingEdge(dut.clk)
         await RisingEdge(dut.clk)
-        settled = dut.verdicts__settled
         assert not sample(settled)
         await wait_until(dut, lambda: sample(settled), cycles=CYCLES, what="states")
         assert sample(dut.essential) == essential
