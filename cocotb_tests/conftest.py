@@ -45,6 +45,11 @@ def _forgetting(method: Callable) -> Callable:
     return forget
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the whole controller come first, since they take longest."""
+    items.sort(key=lambda item: "/system/" not in str(item.path))
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
     """Seed, log and waves of each simulation that has passed, if they are few; failures say so
     themselves."""

@@ -233,6 +233,50 @@ async def the_last_writes_count(dut):
         await host.rest()
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def the_last_of_the_two_drives_restarts(dut):
+    """They have changed places, and the old one has gone. The new one begins anew, and is kept,
+    since it has all that there is."""
+    host, _ = await begin_raid5(dut)
+    array = await host.create(Level.JBOD, 3)
+    dut.flush_waits.value = 1
+    await host.good(**migrate(array, 0, 5))
+    await host.until(lambda: len(host.log) == ROWS and not host.out, "all rows")
+    await ClockCycles(dut.clk, 300)
+    # Rows that begin now are under way as they change places.
+    dut.occupied.value, dut.flush_waits.value = 1, 0
+    await host.until(lambda: sample(dut.drives__replaced) == 1 << 3, "other places", cycles=300)
+    host.pull(3)
+    await ClockCycles(dut.clk, 300)
+    await host.restart(5)
+    await ClockCycles(dut.clk, 300)
+    dut.occupied.value = 0
+    await host.rest()
+    assert used(dut) == 0b100111 and not sample(dut.drives__failed) & 1 << 5
+    assert host.state(array) == ArrayState.OPTIMAL
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def the_new_drive_restarts_in_its_place(dut):
+    """They have changed places, and rows of before are under way. The new drive begins anew, and
+    goes: the old one has all that it has."""
+    host, _ = await begin_raid5(dut)
+    array = await host.create(Level.JBOD, 3)
+    dut.flush_waits.value = 1
+    await host.good(**migrate(array, 0, 5))
+    await host.until(lambda: len(host.log) == ROWS and not host.out, "all rows")
+    await ClockCycles(dut.clk, 300)
+    dut.occupied.value, dut.flush_waits.value = 1, 0
+    await host.until(lambda: sample(dut.drives__replaced) == 1 << 3, "other places", cycles=300)
+    await host.restart(5)
+    await ClockCycles(dut.clk, 300)
+    dut.occupied.value = 0
+    await host.rest()
+    assert used(dut) == 0b001111 and host.state(array) == ArrayState.OPTIMAL
+    assert (await host.job(array))["state"] == JobState.FAILED
+    assert not sample(dut.arrays__indebted)
+
+
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def the_member_restarts(dut):
     """It may have lost what the other drive has, so all is migrated anew. But that is not so
@@ -269,6 +313,30 @@ async def the_member_restarts(dut):
         old, new = new, old
     assert walked[:2] == [ROWS, ROWS], "not all is migrated anew"
     assert walked[2] == ROWS and walked[-1] == 0 and {*walked} == {0, ROWS}, walked
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def the_member_restarts_and_another_does(dut):
+    """Before the rows on their way have ended, so before the job knows. All is migrated anew."""
+    host, _ = await begin_raid5(dut)
+    for ports in ((3, 4), (4, 3)):
+        array = await host.create(Level.RAID0, 3, 4)
+        host.log.clear()
+        host.paused = False
+        await host.good(**migrate(array, 0, 5))
+        await host.until(lambda: len(host.log) > ROWS // 2, "rows")
+        host.paused = True
+        for port in ports:
+            await host.restart(port)
+            await host.until(lambda: not sample(dut.doubted), "a verdict", cycles=300)
+        before = len(host.log)
+        host.paused = False
+        await host.rest()
+        assert (await host.job(array))["state"] == JobState.DONE
+        # A row of two strips is walked twice.
+        wanted = sorted([*range(ROWS)] * 2)
+        assert host.rows_of(WalkKind.MIGRATE)[before:] == wanted, ports
+        await host.good(ManageOpcode.DELETE_ARRAY, array=array)
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")

@@ -289,6 +289,19 @@ async def what_is_not_heard_is_told_again(dut):
     await host.good(ManageOpcode.DELETE_VOLUME, volume=volumes[0])
     again = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=0, blocks=4)
     assert again == volumes[0] and await pulse("unheard", every) == second, "of another volume"
+    # It is on its way as the volume goes and another one comes.
+    await host.restart(3)
+    await host.rest()
+    await refuse(dut, host, 1, again)
+    end = cocotb.start_soon(ends(host, 1, cycles=1000, queue=1))
+    await ClockCycles(dut.clk, 20)
+    await host.good(ManageOpcode.DELETE_VOLUME, volume=again)
+    await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=0, blocks=4)
+    await begins(host, 2, again)
+    assert not end.done(), "too late"
+    await end
+    assert not await late_ones(host, 2), "another volume was told"
+    assert await pulse("unheard", every) == second, "of another volume"
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -298,8 +311,10 @@ async def what_was_inside_is_told_again(dut):
     was not inside then."""
     host = await begin(dut)
     array, other = await host.create(Level.JBOD, 3), await host.create(Level.JBOD, 7)
-    volume = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=0, blocks=4)
+    # No volume has the number of its array.
     foreign = await host.good(ManageOpcode.CREATE_VOLUME, array=other, start=0, blocks=4)
+    volume = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=0, blocks=4)
+    assert volume != array and foreign != other
     owes = 1 << volume
 
     async def cached(slot: int) -> int:
@@ -319,6 +334,12 @@ async def what_was_inside_is_told_again(dut):
         assert sample(dut.arrays__indebted) == owes
         for slot in range(20, 22):
             await begins(host, slot, volume)
+        # All arrays are judged again, and nothing more is lost.
+        host.pull(6)
+        await host.rest()
+        host.plug(6)
+        await host.rest()
+        assert sample(dut.drives__suspect) == 1 << 3
 
     for _ in range(2):
         await lose()
@@ -345,6 +366,32 @@ async def what_was_inside_is_told_again(dut):
             assert sample(dut.arrays__indebted) == (0 if told else owes), slot
             # Another one that was inside ends later.
             assert await cached(11) == owes
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def what_ends_as_it_is_told_is_told_again(dut):
+    """A write that was inside as a drive restarted ends in any of the cycles around that in which
+    the host is told. Its completion has left behind that of the Flush, so the next one tells."""
+    host = await begin(dut)
+    array = await host.create(Level.JBOD, 3)
+    volume = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=0, blocks=4)
+    outcomes: set[bool] = set()
+    for wait in range(1, 16):
+        await begins(host, 10, volume)
+        await host.restart(3)
+        await host.rest()
+        await refuse(dut, host, 1, volume)
+        end = cocotb.start_soon(ends(host, 1, cycles=4))
+        told = False
+        for cycle in range(30):
+            dut.slots__cached__payload.value = 10
+            dut.slots__cached__valid.value = int(cycle == wait)
+            await RisingEdge(dut.clk)
+            told |= bool(sample(dut.tellings__told))
+        assert end.done()
+        outcomes.add(told)
+        assert sample(dut.arrays__indebted) == 1 << volume, f"{wait}: nobody is told of it"
+    assert outcomes == {False, True}
 
 
 def test_told():

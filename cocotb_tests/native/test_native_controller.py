@@ -443,7 +443,7 @@ def test_medium_error_without_redundancy():
         pytest.param(Level.RAID10, 6, (0, 3), id="RAID10"),
     ],
 )
-@pytest.mark.parametrize("delay_ns", [2_000, 30_000, 150_000])
+@pytest.mark.parametrize("delay_ns", [2_000, pytest.param(30_000, marks=pytest.mark.slow), 150_000])
 def test_pulled_drives(level, drives, pulled, delay_ns):
     """Drives that go away under load: every command completes well, and no data is lost."""
     with Card([FAST] * PORTS, seed=SEED + delay_ns) as card:

@@ -159,22 +159,22 @@ async def the_first_write_counts(dut):
     pair = await host.create_pair(1, 32)
     admin = host.queues[0]
 
-    async def write() -> int:
+    async def write(opcode: int) -> int:
         block = host.random.randrange(4000)
-        entry = nvme.read_write(nvme.WRITE, 1, block, 1)
+        entry = nvme.read_write(opcode, 1, block, 1)
         identifier = host.place(pair, **entry, prp1=host.page())
         await host.ring(pair)
         await ClockCycles(dut.clk, 1500)
         return identifier
 
-    for _ in range(2):
+    for opcode in (nvme.WRITE, nvme.WRITE_ZEROES) * 2:
         await put(host, 6, 0)
-        through = await write()
+        through = await write(opcode)
         assert host.commands[-1].fua
         await host.result(pair, through)
         await put(host, 6, 1)
         host.hold = True
-        cached = await write()
+        cached = await write(opcode)
         assert not host.commands[-1].fua
         begun = host.cache_flushes
         off = host.place(admin, opcode=nvme.SET_FEATURES, dwords=(6, 0))

@@ -156,6 +156,7 @@ def test_block_rams():
         assert fnmatch.filter(modules, fifo), pattern
 
 
+@pytest.mark.slow
 def test_slow_block():
     result = synthesise("slow", Slow())
     assert 0 < result.hertz < TARGET_HZ

@@ -23,7 +23,7 @@ from cocotb_tests.stripe.sequencer_bench import (
 from cocotb_tests.stripe.stripe_models import BLOCK, ArrayModel
 from cocotb_tests.stripe.walk_bench import WalkBench
 from hdl.flow.host_command import Status
-from hdl.flow.operation import Opcode
+from hdl.flow.operation import DriveStatus, Opcode
 from hdl.flow.table_read import migration
 from hdl.flow.walk import WalkKind, WalkResult
 from hdl.stripe.planning.duplicate import Duplicate
@@ -524,6 +524,48 @@ async def the_parities_refuse(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def what_is_marked_on_both_is_stored(dut):
+    """A row past repair is written with FUA, and the member that migrates has a parity of it. That
+    is made unreadable on the target as well, and stays so without power."""
+    bench = await begin(dut)
+    if not bench.array.parities:
+        return
+    data, marked = bench.array.data, 0
+    bench.wishes.random = lambda: 0.0
+    for shift in range(bench.array.width):
+        row = ROW_STEP * (SPAN + shift)
+        bench.places[row] = 0, shift
+        places = bench.role_places(row)
+        block = next((block for port, block in places[data:] if port == bench.old), None)
+        bench.drives.unreadable |= {*places[: bench.tolerated + 1]}
+        await bench.begin(row, joined=[*range(bench.tolerated + 1, data)])
+        await bench.settle()
+        if block is not None:
+            assert (bench.target, block) in bench.drives.unreadable
+            marked += 1
+    assert marked and not bench.write_faults
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def is_migrated_again_after_a_restart(dut):
+    """All members begin anew at any moment of a walk that migrates a row. What it has read before
+    is not written, and the walk keeps no line."""
+    bench = await begin(dut)
+    counts = bench.drives.counts
+    for delay in range(0, 480, 8):
+        row, strip, place = bench.migrated_place()
+        tag = await bench.walk(row, WalkKind.MIGRATE, strip=strip)
+        await bench.pause(delay)
+        await bench.restart({})
+        result, _ = await bench.end_of(tag)
+        await bench.settle()
+        assert result == WalkResult.GOOD
+        wanted = bench.drives.blocks.get((bench.old, place[1]), bytes(BLOCK))
+        assert bench.drives.blocks.get(place, bytes(BLOCK)) == wanted
+    assert counts[DriveStatus.ABORTED], "nothing was written as they did"
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def the_target_refuses_when_nothing_is_known(dut):
     """Nobody waits for the states of arrays to rest: the target goes at once."""
     bench = await begin(dut)
@@ -632,11 +674,13 @@ def test_migrations(array):
 
 
 REFUSED = (
+    "is_migrated_again_after_a_restart",
     "the_target_refuses_as_the_migration_ends",
     "the_target_refuses_as_the_member_fails",
     "the_target_refuses_a_migrated_row_as_the_member_fails",
     "the_member_refuses",
     "the_parities_refuse",
+    "what_is_marked_on_both_is_stored",
     "the_target_refuses_when_nothing_is_known",
 )
 

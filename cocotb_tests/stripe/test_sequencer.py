@@ -407,6 +407,24 @@ async def fails_what_needs_a_mark(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def fails_what_is_past_repair(dut):
+    """A row past repair is written with FUA. Its parities are made unreadable, and that is not
+    flushed well: without power they would be read again."""
+    bench = bench_of(dut)
+    await bench.fill(rows=30, span=6)
+    bench.drives.flush_errors = 1.0
+    bench.wishes.random = lambda: 0.0
+    for row in some_rows(6):
+        lost = range(bench.tolerated + 1)
+        bench.drives.unreadable |= {bench.strip_places(row, index)[0] for index in lost}
+        others = [*range(len(lost), bench.array.data)]
+        entry = await bench.begin(row, joined=others)
+        await bench.settle()
+        assert entry.statuses == [Status.WRITE_FAULT] * len(others)
+    assert not bench.failed
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def judges_while_a_rebuild_ends(dut):
     """A drive that was being rebuilt as the row asked for its flush is trusted once it has been
     flushed. The row needs its block, and succeeds."""
@@ -531,6 +549,7 @@ BY_PHASE = "counts_attempts_by_phase"
 IN_DOUBT = "updates_no_row_of_an_array_in_doubt"
 NEEDS = "fails_only_what_needs_a_flush"
 MARKS = "fails_what_needs_a_mark"
+LOST = "fails_what_is_past_repair"
 REBUILT = "judges_while_a_rebuild_ends"
 PAST_REPAIR = "writes_rows_past_repair"
 ALL_READABLE = "protects_rows_of_which_all_data_is_readable"
@@ -789,6 +808,8 @@ def test_rows(array):
             work += (NEEDS,)
     if ARRAYS[array].parities > 1:
         work += (REBUILT, MARKS)
+    if ARRAYS[array].parities and ARRAYS[array].data > ARRAYS[array].parities + 1:
+        work += (LOST,)
     if array == "raid0":
         work = tuple(name for name in work if "refuse" not in name and "between" not in name)
     sequence(Sequencer, array=array, testcase=work)

@@ -16,7 +16,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.drive.drive_model import RANDOM, DriveModel, Timing
 from cocotb_tests.pcie.pcie_host import PcieHost
-from cocotb_tests.runner import TOP, simulate
+from cocotb_tests.runner import TEST_TIMEOUT, TOP, simulate
 from cocotb_tests.streams import sample
 from cocotb_tests.system.transport import CocotbTransport
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, TIME_BITS, Config
@@ -450,7 +450,7 @@ def run_controller(
     module: str,
     mutant: type | None = None,
     seed: int | None = None,
-    timeout: float = 300.0,
+    timeout: float = TEST_TIMEOUT,
     **parameters,
 ) -> None:
     """Runs a cocotb test of ``module`` on the controller of `CONFIG`.

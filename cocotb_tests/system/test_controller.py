@@ -122,9 +122,9 @@ def test_bring_up_and_management():
 @pytest.mark.parametrize(
     ("array", "commands"),
     [
-        ("RAID5", 60),
         ("RAID6", 50),
-        ("RAID1E", 40),
+        pytest.param("RAID5", 60, marks=pytest.mark.slow),
+        pytest.param("RAID1E", 40, marks=pytest.mark.slow),
         *(pytest.param(level, 50, marks=pytest.mark.slow) for level in LESS_OFTEN),
     ],
 )

@@ -63,6 +63,7 @@ def run(block: str, width: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_series7():
     run("series7", 128)
 

@@ -228,7 +228,8 @@ def test_restarts():
     run("drives_restart")
 
 
-@pytest.mark.parametrize("array", ["RAID6", pytest.param("RAID10", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("array", ["RAID6", "RAID10"])
 def test_bad_blocks(array):
     run("plans_around_bad_blocks", array=array, scattered=False)
 
@@ -251,7 +252,7 @@ def test_scattered_bad_blocks(testcase, array):
         ("RAID1", 2),
         pytest.param("RAID1", 3, marks=pytest.mark.slow),
         pytest.param("RAID1", 4, marks=pytest.mark.slow),
-        ("RAID10", 3),
+        pytest.param("RAID10", 3, marks=pytest.mark.slow),
     ],
 )
 def test_every_copy(array, copies):

@@ -533,14 +533,14 @@ def test_host_faults():
 @pytest.mark.parametrize(
     "testcase",
     [
-        "starts_again",
+        pytest.param("starts_again", marks=pytest.mark.slow),
         "resets_the_function",
         "resets_the_link",
         "requests_stall",
         pytest.param("goes_on_after_a_stall", marks=pytest.mark.slow),
         pytest.param("writes_nothing_after_its_end", marks=pytest.mark.slow),
         "admin_waits_for_no_drive",
-        "stands_at_the_block",
+        pytest.param("stands_at_the_block", marks=pytest.mark.slow),
         pytest.param("bus_master_comes_and_goes", marks=pytest.mark.slow),
     ],
 )

@@ -204,7 +204,11 @@ COUNTEREXAMPLES = "smtbmc yices"
 """Engine of the mutants: ABC's counterexamples cannot be converted for designs with memories."""
 
 PROOFS = [
-    Proof(name="free_list", build=lambda: FreeListSpecification(FreeList(count=NUMBERS))),
+    Proof(
+        name="free_list",
+        build=lambda: FreeListSpecification(FreeList(count=NUMBERS)),
+        slow=True,
+    ),
     Proof(
         name="free_list_bounded",
         build=lambda: FreeListSpecification(FreeList(count=NUMBERS)),
