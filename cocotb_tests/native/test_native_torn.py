@@ -26,7 +26,7 @@ TORN = 24
     [
         (Level.RAID5, 4, "restarts"),
         (Level.RAID5, 4, "refuses"),
-        (Level.RAID5, 4, "hangs"),
+        pytest.param(Level.RAID5, 4, "hangs", marks=pytest.mark.slow),
         (Level.RAID1, 2, "restarts"),
         pytest.param(Level.RAID6, 5, "restarts", marks=pytest.mark.slow),
         pytest.param(Level.RAID10, 4, "restarts", marks=pytest.mark.slow),
