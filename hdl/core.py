@@ -407,7 +407,7 @@ class Core(wiring.Component):
         if self._config.background:
             arrays = self._background.arrays
             has_failed = arrays.states[::2] & arrays.states[1::2]
-            lost, owes = has_failed.any(), (arrays.indebted | arrays.unheard).any()
+            lost, owes = has_failed.any(), (arrays.indebted | arrays.untaken).any()
             settled = arrays.settled
         else:
             # Without the arrays' states any failed drive may be one too many.

@@ -233,19 +233,25 @@ async def the_last_writes_count(dut):
         await host.rest()
 
 
-@cocotb.test(timeout_time=2, timeout_unit="ms")
-async def the_last_of_the_two_drives_restarts(dut):
-    """They have changed places, and the old one has gone. The new one begins anew, and is kept,
-    since it has all that there is."""
-    host, _ = await begin_raid5(dut)
+async def change_places(dut, host) -> int:
+    """A JBOD whose member at port 3 and the new drive at port 5 have changed places, while rows are
+    under way that began before."""
     array = await host.create(Level.JBOD, 3)
     dut.flush_waits.value = 1
     await host.good(**migrate(array, 0, 5))
     await host.until(lambda: len(host.log) == ROWS and not host.out, "all rows")
     await ClockCycles(dut.clk, 300)
-    # Rows that begin now are under way as they change places.
     dut.occupied.value, dut.flush_waits.value = 1, 0
     await host.until(lambda: sample(dut.drives__replaced) == 1 << 3, "other places", cycles=300)
+    return array
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def the_last_of_the_two_drives_restarts(dut):
+    """They have changed places, and the old one has gone. The new one begins anew, and is kept,
+    since it has all that there is."""
+    host, _ = await begin_raid5(dut)
+    array = await change_places(dut, host)
     host.pull(3)
     await ClockCycles(dut.clk, 300)
     await host.restart(5)
@@ -261,13 +267,7 @@ async def the_new_drive_restarts_in_its_place(dut):
     """They have changed places, and rows of before are under way. The new drive begins anew, and
     goes: the old one has all that it has."""
     host, _ = await begin_raid5(dut)
-    array = await host.create(Level.JBOD, 3)
-    dut.flush_waits.value = 1
-    await host.good(**migrate(array, 0, 5))
-    await host.until(lambda: len(host.log) == ROWS and not host.out, "all rows")
-    await ClockCycles(dut.clk, 300)
-    dut.occupied.value, dut.flush_waits.value = 1, 0
-    await host.until(lambda: sample(dut.drives__replaced) == 1 << 3, "other places", cycles=300)
+    array = await change_places(dut, host)
     await host.restart(5)
     await ClockCycles(dut.clk, 300)
     dut.occupied.value = 0

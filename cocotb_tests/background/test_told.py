@@ -245,8 +245,8 @@ async def what_is_not_heard_is_told_again(dut):
         await ClockCycles(dut.clk, 2)
         return sample(dut.arrays__indebted)
 
-    def unheard() -> int:
-        return sample(dut.arrays__unheard)
+    def untaken() -> int:
+        return sample(dut.arrays__untaken)
 
     async def tell(volume: int, queue: int) -> None:
         await begins(host, 1, volume)
@@ -268,20 +268,20 @@ async def what_is_not_heard_is_told_again(dut):
         # Other queues go, or are read, and nothing follows.
         others = every & ~(1 << 1) & ~(1 << last)
         assert await pulse("heard", others) == await pulse("unheard", others) == 0
-        assert unheard() == first | second
-        assert await pulse("unheard", 1 << 1) == first and unheard() == second
-        assert await pulse("unheard", 1 << 1) == first and unheard() == second
+        assert untaken() == first | second
+        assert await pulse("unheard", 1 << 1) == first and untaken() == second
+        assert await pulse("unheard", 1 << 1) == first and untaken() == second
         # It is told again, in another queue: only that counts from then on.
         await tell(volumes[0], 0)
         assert sample(dut.arrays__indebted) == 0
         assert await pulse("heard", 1 << 1) == await pulse("unheard", 1 << 1) == 0
-        assert unheard() == first | second
-        assert await pulse("heard", 1 << last) == 0 and unheard() == first
-        assert await pulse("unheard", every) == first and not unheard()
+        assert untaken() == first | second
+        assert await pulse("heard", 1 << last) == 0 and untaken() == first
+        assert await pulse("unheard", every) == first and not untaken()
         await tell(volumes[0], 2)
         assert await pulse("heard", 1 << 2) == await pulse("unheard", every) == 0
         # Those that were told hear of nothing else by it.
-        assert await pulse("heard", every) == 0 and not unheard()
+        assert await pulse("heard", every) == 0 and not untaken()
     await host.restart(3)
     await host.rest()
     await tell(volumes[0], 1)

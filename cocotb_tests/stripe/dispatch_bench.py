@@ -104,7 +104,7 @@ class Bench:
             dut.arrays__states.value = (1 << 2 * config.arrays) - 1
             dut.drives__stale.value = dut.drives__suspect.value = 0
             dut.drives__undecided.value = 0
-            dut.arrays__indebted.value = dut.arrays__unheard.value = 0
+            dut.arrays__indebted.value = dut.arrays__untaken.value = 0
             self.late = Table(dut, "late").entries
             dut.arrays__unsynced.value = dut.arrays__doubts.value = 0
             self.eras = [generator.getrandbits(ERA_BITS) for _ in range(config.arrays)]
@@ -199,11 +199,11 @@ class Bench:
             self.boundaries[array] = self.generator.randrange(ROWS)
 
     def owe(self, volumes: int) -> None:
-        """Makes each of these volumes indebted, or unheard, or both."""
+        """Makes each of these volumes indebted, or untaken, or both."""
         self.indebted = volumes
-        indebted, unheard = (self.generator.getrandbits(self.config.volumes) for _ in range(2))
-        self.dut.arrays__indebted.value = volumes & (indebted | ~unheard)
-        self.dut.arrays__unheard.value = volumes & unheard
+        indebted, untaken = (self.generator.getrandbits(self.config.volumes) for _ in range(2))
+        self.dut.arrays__indebted.value = volumes & (indebted | ~untaken)
+        self.dut.arrays__untaken.value = volumes & untaken
 
     def differ(self, chance: float) -> None:
         """Copies may differ, and parities be wrong: of an array from a random row on, or

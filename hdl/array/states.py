@@ -39,14 +39,14 @@ class ArrayStates(wiring.Component):
     yields
         One bit per port, a pulse with ``judged``. These suspect drives are not needed. Three kinds
         are among them. No group of the array has lost data without such a member, even if all
-        suspect drives fail. Or it is a migration target. Or, with the last array, it is in none of
-        the arrays, because it leaves one.
+        suspect drives fail, and the array is not ``inconsistent``. Or it is a migration target. Or,
+        with the last array, it is in none of the arrays, because it leaves one.
     keeps
         One bit per port, a pulse with ``judged``. The other suspect members.
     essential
         One bit per port, while ``settled``. Good members of groups that can spare none of them,
-        where suspect members count as bad. Also the migration target of such a member, if the
-        member has failed.
+        where suspect members count as bad, or of an array that is ``inconsistent``. Also the
+        migration target of such a member, if the member has failed.
     geometry_read
         Table of the arrays.
     member_read

@@ -268,7 +268,7 @@ class Background(wiring.Component):
             debts.loses.eq(verdicts.judged & (states.keeps & drives.suspect & ~drives.kept).any()),
             debts.loser.eq(verdicts.verdict.array),
             self.arrays.indebted.eq(debts.indebted),
-            self.arrays.unheard.eq(debts.unheard),
+            self.arrays.untaken.eq(debts.untaken),
             self.arrays.eras.eq(debts.eras),
         ]
 

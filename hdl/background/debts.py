@@ -60,7 +60,7 @@ class Debts(wiring.Component):
         Whom the ends of commands tell, and who has been told.
     indebted
         One bit per volume. It has not been told yet.
-    unheard
+    untaken
         One bit per volume. It has been told, and the host has not taken the entry yet.
     late
         Of a command slot. Its command was submitted before its volume was told.
@@ -82,7 +82,7 @@ class Debts(wiring.Component):
                 "slots": In(SlotEvents(config)),
                 "tellings": In(Tellings(config)),
                 "indebted": Out(config.volumes),
-                "unheard": Out(config.volumes),
+                "untaken": Out(config.volumes),
                 "late": In(TableRead(config.slot_bits, 1)),
                 "eras": Out(eras(config)),
             }
@@ -99,8 +99,8 @@ class Debts(wiring.Component):
         self._writer = Signal(config.volume_bits)
 
         # A volume has a Flush that will tell it, in a slot. Then the end of that is on its way to
-        # the host, in vain if something has been lost since. There is one at a time. Then it lies
-        # in a completion queue of the host.
+        # the host, in vain if something has been lost since. There is one at a time. Then it is
+        # ``untaken``.
         self._waits = Signal(config.volumes)
         self._leaves = Signal(config.volumes)
         self._vain = Signal(config.volumes)
@@ -142,8 +142,8 @@ class Debts(wiring.Component):
 
     def _follow(self, m: Module, volume: int) -> None:
         """What ``volume`` has lost, and whether the host has been told."""
-        waits, leaves, vain, lies = (
-            bits[volume] for bits in (self._waits, self._leaves, self._vain, self.unheard)
+        waits, leaves, vain, untaken = (
+            bits[volume] for bits in (self._waits, self._leaves, self._vain, self.untaken)
         )
         indebted, told = self.indebted[volume], self.tellings.told[volume]
         hearing, count = self.tellings.hearing, self._told[volume]
@@ -162,13 +162,13 @@ class Debts(wiring.Component):
             m.d.sync += [
                 indebted.eq(0),
                 count.eq(count + 1),
-                lies.eq(1),
+                untaken.eq(1),
                 queue.eq(answer.queue),
             ]
-        with m.Elif(lies & hearing.heard.bit_select(queue, 1)):
-            m.d.sync += lies.eq(0)
-        with m.Elif(lies & hearing.unheard.bit_select(queue, 1)):
-            m.d.sync += [lies.eq(0), indebted.eq(1)]
+        with m.Elif(untaken & hearing.heard.bit_select(queue, 1)):
+            m.d.sync += untaken.eq(0)
+        with m.Elif(untaken & hearing.unheard.bit_select(queue, 1)):
+            m.d.sync += [untaken.eq(0), indebted.eq(1)]
         blamed = self.blame.blames & (self.blame.volume == volume)
         with m.If(blamed & indebted & ~waits & ~leaves):
             m.d.sync += [waits.eq(1), teller.eq(self.blame.slot)]
@@ -187,5 +187,5 @@ class Debts(wiring.Component):
                 self.indebted.bit_select(self.volume, 1).eq(0),
                 self._waits.bit_select(self.volume, 1).eq(0),
                 self._vain.bit_select(self.volume, 1).eq(1),
-                self.unheard.bit_select(self.volume, 1).eq(0),
+                self.untaken.bit_select(self.volume, 1).eq(0),
             ]

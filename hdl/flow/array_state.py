@@ -53,7 +53,7 @@ class ArrayStatus(wiring.Signature):
     indebted
         One bit per volume. A drive of its array that has restarted was kept, and the host has not
         been told yet (`hdl.background.debts.Debts`).
-    unheard
+    untaken
         One bit per volume. The host has been told of that, and has not taken the entry yet.
     eras
         How often each array has lost something.
@@ -70,7 +70,7 @@ class ArrayStatus(wiring.Signature):
                 "assumed": Out(config.arrays),
                 "doubts": Out(config.arrays),
                 "indebted": Out(config.volumes),
-                "unheard": Out(config.volumes),
+                "untaken": Out(config.volumes),
                 "eras": Out(eras(config)),
             }
         )

@@ -61,10 +61,10 @@ class Dispatch(wiring.Component):
     - FLUSH: `expected` says how many drives will answer. Then each live member and the migration
       target get one operation. An array that has lost data is rejected with WRITE_FAULT: in a span
       more drives are failed or not yet rebuilt than there are parities, or so are all drives that
-      hold the copies of one strip; or its volume is ``indebted``; or a member is suspect, and so
-      cannot be asked. The tables are looked at anew each time that a FLUSH is sent, once it is
-      known of all drives what becomes of them. The tracker sends it again
-      when a drive went away meanwhile.
+      hold the copies of one strip; or its volume is ``indebted`` or ``untaken``; or a member is
+      suspect, and so cannot be asked. The tables are looked at anew each time that a FLUSH is sent,
+      once it is known of all drives what becomes of them. The tracker sends it again when a drive
+      went away meanwhile.
     - An extent whose ``status`` is not SUCCESS is `rejected` with it.
 
     Parameters
@@ -221,7 +221,7 @@ class Dispatch(wiring.Component):
         self._suspects = Signal(MAX_DRIVES)
         # The migration target of the member at `position`, in bits a port.
         self._migration_target = Signal(MAX_DRIVES)
-        self._indebted = Signal()
+        self._owes = Signal()
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -324,9 +324,9 @@ class Dispatch(wiring.Component):
 
     def _judge_volume(self, m: Module) -> None:
         """Says whether a FLUSH must be refused for what its volume may have lost, and of whom."""
-        owes = self.arrays.indebted | self.arrays.unheard
+        owes = self.arrays.indebted | self.arrays.untaken
         m.d.comb += [
-            self._indebted.eq(owes.bit_select(self._item.volume, 1) | self.late.data),
+            self._owes.eq(owes.bit_select(self._item.volume, 1) | self.late.data),
             self.blame.slot.eq(self._item.slot),
             self.blame.volume.eq(self._item.volume),
         ]
@@ -595,7 +595,7 @@ class Dispatch(wiring.Component):
                 m.next = "MEASURE"
             # A member that is there but cannot be asked may not have what was written since.
             suspected = self._suspects.any()
-            with m.Elif(self._lost | (self._live == 0) | self._indebted | suspected):
+            with m.Elif(self._lost | (self._live == 0) | self._owes | suspected):
                 m.d.comb += [self.blame.blames.eq(1), self.blamed.eq(self._suspects)]
                 m.d.sync += self._item.status.eq(Status.WRITE_FAULT)
                 m.next = "REJECT"
