@@ -86,11 +86,11 @@ smoke: $(STAMP) ## a short characterisation run
 	$(VENV) -m sw.characterise --quick --out build/smoke $(JOBS) P2 R5
 
 checks: $(STAMP)
-	@$(MAKE) -s -j $(PROCESSES) -Otarget lint types
+	@$(MAKE) -s -j $(PROCESSES) -Otarget lint types smoke
 
-test: checks smoke unit ## what every change must pass; ends with pytest's summary
+test: checks unit ## what every change must pass; ends with pytest's summary
 
-test-full: checks smoke ## as test, slow tests too (as root it installs what only those use)
+test-full: checks ## as test, slow tests too (as root it installs what only those use)
 	@FULL=1 tools/setup.sh
 	$(PYTEST) $(PARALLEL) --durations 20
 	$(VENV) -m campaign --runs $(RUNS) --processes $(PROCESSES) \

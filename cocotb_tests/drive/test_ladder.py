@@ -507,7 +507,7 @@ def test_ladder(testcase):
     run(testcase)
 
 
-@pytest.mark.parametrize("tags", [1, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("tags", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_few_tags(tags):
     run("cut_writes", tags=tags)
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, replace
 
-from campaign.sizes import USUAL
+from cocotb_tests.system.controller_bench import CONFIG
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config, board
 from hdl.flow.geometry import Level
 from sim.card.layouts import rotation_of
@@ -22,9 +22,9 @@ PORTS = 8
 MEMORY_BYTES = 64 << 20
 GUARD = b"\xa5"
 
-WITHOUT_SHARES = replace(USUAL, queue_depth=64, transfer_blocks=32, array_shares=False)
-"""Its queues hold more commands than it has slots. Its commands have many rows, for which shares
-need more row slots."""
+WITHOUT_SHARES = CONFIG
+"""One array can take all command slots, and the queues hold more commands than there are. The
+comparison of the tiers uses the same controller, so it is built once."""
 
 
 @dataclass(kw_only=True)

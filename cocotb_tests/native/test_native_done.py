@@ -72,7 +72,13 @@ ARRAYS = [
 ]
 
 
-@pytest.mark.parametrize("kind", [WalkKind.RESYNC, WalkKind.REPAIR], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(WalkKind.RESYNC, id="RESYNC"),
+        pytest.param(WalkKind.REPAIR, id="REPAIR", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(("level", "members"), ARRAYS)
 def test_rows_that_were_made_right_stay_right(level, members, kind):
     """By a first RESYNC of all rows, or a REPAIR of some."""

@@ -99,7 +99,7 @@ def test_nothing_lands_in_the_next_volume(waiting):
     """Commands of an array that hangs have all slots; others wait in the inbox and in the queues
     for them. Their volume is deleted and created again, with other sectors: none of them finds it.
     """
-    with Card([FAST] * PORTS, seed=SEED, config=WITHOUT_SHARES) as card:
+    with Card([FAST] * WITHOUT_SHARES.ports, seed=SEED, config=WITHOUT_SHARES) as card:
         hung = card.run(card.create(Level.RAID0, range(2)))
         old = card.run(card.create(Level.RAID1, range(4, 6)))
         statuses: list[int] = []

@@ -421,7 +421,7 @@ def mended_as_drives_restart(
     [
         pytest.param(Level.RAID1, 2, id="RAID1"),
         pytest.param(Level.RAID1, 3, id="triple", marks=pytest.mark.slow),
-        pytest.param(Level.RAID5, 3, id="RAID5"),
+        pytest.param(Level.RAID5, 3, id="RAID5", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_mended_as_drives_restart(level, members):

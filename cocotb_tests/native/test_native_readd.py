@@ -75,7 +75,7 @@ async def come_back(card: Card, volume: Volume, position: int) -> int:
 
 LEVELS = [
     pytest.param(Level.RAID5, 5, {}, id="RAID5", marks=pytest.mark.slow),
-    pytest.param(Level.RAID6, 6, {}, id="RAID6"),
+    pytest.param(Level.RAID6, 6, {}, id="RAID6", marks=pytest.mark.slow),
     pytest.param(Level.RAID10, 4, {}, id="RAID10", marks=pytest.mark.slow),
     pytest.param(Level.RAID10, 5, {}, id="RAID1E"),
     pytest.param(Level.RAID5, 6, {"spans": 2}, id="RAID50", marks=pytest.mark.slow),

@@ -25,7 +25,7 @@ TORN = 24
     ("level", "members", "trouble"),
     [
         (Level.RAID5, 4, "restarts"),
-        (Level.RAID5, 4, "refuses"),
+        pytest.param(Level.RAID5, 4, "refuses", marks=pytest.mark.slow),
         pytest.param(Level.RAID5, 4, "hangs", marks=pytest.mark.slow),
         (Level.RAID1, 2, "restarts"),
         pytest.param(Level.RAID6, 5, "restarts", marks=pytest.mark.slow),

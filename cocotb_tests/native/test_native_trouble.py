@@ -172,7 +172,7 @@ def test_a_tag_is_not_used_while_the_hard_block_waits_for_it():
 
 def counters(card: Card) -> list[dict[str, int]]:
     """What each drive has been told so far."""
-    found = [card.harness.drive_statistics(port) for port in range(PORTS)]
+    found = [card.harness.drive_statistics(port) for port in range(card.card.config.ports)]
     return [{name: drive[name] for name in DRIVE_COUNTERS} for drive in found]
 
 
@@ -208,7 +208,7 @@ async def tell_durable(card: Card, level: Level, drives: int) -> Volume:
             await card.write(volume, 0, 16, address, 0, fua=True)
         before = counters(card)
         assert await card.flush(volume) == 0
-        live = [port < drives and port not in card.gone for port in range(PORTS)]
+        live = [port < drives and port not in card.gone for port in range(len(told))]
         told = difference(card, before)
         assert [drive["flushes"] for drive in told] == [int(alive) for alive in live]
         assert not any(drive["writes"] for drive in told)
@@ -223,14 +223,14 @@ async def tell_durable(card: Card, level: Level, drives: int) -> Volume:
 def test_fua_and_flush_reach_the_drives(level, drives):
     """Every block that a write with FUA changes is written with FUA, parity too, and no other; a
     flush reaches each live member, and no other drive."""
-    with Card([FAST] * PORTS, seed=SEED, config=WITHOUT_SHARES) as card:
+    with Card([FAST] * WITHOUT_SHARES.ports, seed=SEED, config=WITHOUT_SHARES) as card:
         card.finish(card.run(tell_durable(card, level, drives)))
 
 
 @pytest.mark.parametrize("lost", ["fua", "flush"])
 def test_lost_durability_is_found(lost, monkeypatch):
     """The checks fail when FUA or flushes do not get to the card."""
-    with Card([FAST] * PORTS, seed=SEED, config=WITHOUT_SHARES) as card:
+    with Card([FAST] * WITHOUT_SHARES.ports, seed=SEED, config=WITHOUT_SHARES) as card:
         write = card.nvme.write
 
         async def plain(namespace, block, blocks, address, queue, fua, size) -> None:

@@ -606,7 +606,7 @@ def test_copies(mps, mrrs, rcb):
     [
         (256, 256, "ultrascale"),
         (256, 128, "ultrascale"),
-        (512, 1024, "ultrascale"),
+        pytest.param(512, 1024, "ultrascale", marks=pytest.mark.slow),
         (64, 1024, "ultrascale"),
         pytest.param(64, 128, "ultrascale", marks=pytest.mark.slow),
         pytest.param(128, 512, "ultrascale", marks=pytest.mark.slow),

@@ -764,6 +764,7 @@ LESS_OFTEN = (
     "raid0",
     "raid1",
     "raid50",
+    "triple",
 )
 """Arrays of the long suite only."""
 

@@ -208,7 +208,7 @@ def run(testcase: str, **parameters) -> None:
 @pytest.mark.parametrize(
     ("array", "pulled"),
     [
-        ("RAID6", "0,4"),
+        pytest.param("RAID6", "0,4", marks=pytest.mark.slow),
         pytest.param("RAID10", "1,2", marks=pytest.mark.slow),
         pytest.param("RAID1", "1,5", marks=pytest.mark.slow),
         pytest.param("RAID5", "2", marks=pytest.mark.slow),

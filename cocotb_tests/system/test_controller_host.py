@@ -535,8 +535,8 @@ def test_host_faults():
     [
         pytest.param("starts_again", marks=pytest.mark.slow),
         "resets_the_function",
-        "resets_the_link",
-        "requests_stall",
+        pytest.param("resets_the_link", marks=pytest.mark.slow),
+        pytest.param("requests_stall", marks=pytest.mark.slow),
         pytest.param("goes_on_after_a_stall", marks=pytest.mark.slow),
         pytest.param("writes_nothing_after_its_end", marks=pytest.mark.slow),
         "admin_waits_for_no_drive",

@@ -309,6 +309,7 @@ PROOFS = [
         ),
         mode="bmc",
         depth=34,
+        slow=True,
         mutants=[
             lambda: _mutant(no_quarantine, timeout=SHORT_TIMEOUT, headers=1),
             lambda: _mutant(block_forgotten, timeout=SHORT_TIMEOUT, headers=1),

@@ -37,6 +37,10 @@ TREE_FOLDERS = ("docs", "hdl", "sw")
 MANIFEST = "manifest.sha256"
 LOAD_SECONDS = 600
 
+MODULE_OPTIONS = {"nvme": "poll_queues=1 write_queues=1", "nvme-core": "io_timeout=300"}
+"""The kernel gives up a command after 30 s. The simulated card needs about a second for a
+millisecond of its own time, and several on a busy machine."""
+
 COMPLAINT = re.compile(
     r"nvme.*([Tt]imeout(?! set to)|[Aa]bort|[Ff]ail|[Ee]rror|I/O \d+|[Rr]emoving)|I/O error"
     r"|EXT4-fs.*(error|warning)|BUG:|Oops:|WARNING:|blocked for more|Kernel panic",
@@ -79,7 +83,7 @@ def started(
     rng = random.Random(seed)
     tree = _tree(rng)
     initramfs = directory / "initramfs.cpio"
-    write_initramfs(initramfs, kernel, tree, {"nvme": "poll_queues=1 write_queues=1"})
+    write_initramfs(initramfs, kernel, tree, MODULE_OPTIONS)
     with SimulatedCard(
         config, [SAS_12G_SSD] * config.ports, memory_bytes=DRIVER_MEMORY_BYTES
     ) as card:
@@ -167,7 +171,7 @@ class Run:
                 raise StepError(f"the kernel says: {line.strip()}")
         return said
 
-    def shell(self, command: str, seconds: float = 120) -> str:
+    def shell(self, command: str, seconds: float = 300) -> str:
         """Output of a line in the guest's shell, which must succeed."""
         status, output = self.machine.run(command, seconds)
         if status:
