@@ -100,7 +100,8 @@ class Solver(wiring.Component):
         self._kept = Signal()
         self._recovering = Signal()
 
-        # The matrix, by rows; the row and column at hand, and another row.
+        # The matrix, by rows: only the first ``count`` are ever read. The row and column at hand,
+        # and another row.
         self._rows = [Signal(vector_bits, name=f"row_{b}") for b in range(parities)]
         self._pivot = Signal(index_bits)
         self._other = Signal(index_bits)
@@ -207,7 +208,6 @@ class Solver(wiring.Component):
                                 self._erased.eq(request.erased),
                                 self._used.eq(request.parities),
                                 self._todo.eq(request.erased),
-                                [row.eq(0) for row in self._rows],
                             ]
                             m.next = "PICK"
                     with m.Default():
