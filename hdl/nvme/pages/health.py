@@ -168,6 +168,11 @@ class Health(wiring.Component):
         self._newest = Signal.like(self.log.newest, reset_less=True)
         self._entry = Signal.like(self._newest)
         self._word = Signal(range(USED_WORDS))
+        # A word of it on its way to the memory, and whether it is the last one.
+        self._enters = Signal()
+        self._entry_word = Signal(32)
+        self._entry_address = Signal.like(self._write.addr)
+        self._ends_entry = Signal()
         # Entries since the newest one that is being shown, the next one included.
         self._younger = Signal.like(self._newest)
         self._blocked = Signal()
@@ -180,6 +185,7 @@ class Health(wiring.Component):
         self._look_at_entries(m)
         self._limit_counter(m)
         self._add_up(m)
+        self._write_entry(m)
         chosen = self._watch_conditions(m)
         with m.FSM(name="health") as fsm:
             wants = self._wait(m, chosen)
@@ -187,7 +193,7 @@ class Health(wiring.Component):
             self._judge(m)
             self._pick(m)
             self._count(m)
-            self._write_entry(m)
+            self._record_entry(m)
             waits = fsm.ongoing("WAIT") & (self.log.hold | ~wants)
         m.d.comb += self.busy.eq(~waits | self.misuse)
         return m
@@ -227,17 +233,19 @@ class Health(wiring.Component):
         ]
 
     def _limit_counter(self, m: Module) -> None:
-        """The limit of a counter with a rest: what makes one count."""
+        """The limit of a counter with a rest: what makes one count. It is known a cycle after the
+        counter, in ADD, and used in STORE."""
         config, limit, limited = self._config, self._limit, self._limited
         minute = round(60 * config.clock_hz / (1 << TICK_SHIFT))
         hour = round(3600 * config.clock_hz / (1 << TICK_SHIFT))
+        m.d.sync += limited.eq(0)
         with m.Switch(self._counter):
             with m.Case(Counter.UNITS_READ, Counter.UNITS_WRITTEN):
-                m.d.comb += [limit.eq(unit(config)), limited.eq(1)]
+                m.d.sync += [limit.eq(unit(config)), limited.eq(1)]
             with m.Case(Counter.POWER_ON_HOURS):
-                m.d.comb += [limit.eq(max(1, hour)), limited.eq(1)]
+                m.d.sync += [limit.eq(max(1, hour)), limited.eq(1)]
             with m.Case(Counter.BUSY_MINUTES, Counter.WARM_MINUTES, Counter.HOT_MINUTES):
-                m.d.comb += [limit.eq(max(1, minute)), limited.eq(1)]
+                m.d.sync += [limit.eq(max(1, minute)), limited.eq(1)]
 
     def _add_up(self, m: Module) -> None:
         """The word that has been read, and the amount; a cycle later, less the limit."""
@@ -247,6 +255,37 @@ class Health(wiring.Component):
             self._less.eq(self._total - self._limit),
         ]
         m.d.sync += self._total.eq(self._sum)
+
+    def _write_entry(self, m: Module) -> None:
+        """A word of the entry is written in the cycle after it has been looked up. Only STORE
+        writes as well, and never in that cycle."""
+        ended, of_misuse, of_admin = self._ended, self._of_misuse, self._of_admin
+        read, write, word = self._read, self._write, self._word
+        layout = error_entry(
+            # The memory gives one word after the other.
+            count=(read.data, read.data),
+            queue=Mux(of_misuse, NO_QUEUE, Mux(of_admin, 0, ended.queue)),
+            command=Mux(of_misuse, NO_COMMAND, ended.identifier),
+            status=self._status,
+            location=self._location,
+            block=Mux(of_misuse | of_admin, 0, ended.block),
+            nsid=Mux(of_misuse, 0, ended.nsid),
+        )
+        entry_word = Signal.like(self._entry_word)
+        m.d.comb += [
+            write.addr.eq(self._entry_address),
+            write.data.eq(self._entry_word),
+            write.en.eq(self._enters),
+        ]
+        m.d.sync += [
+            self._enters.eq(0),
+            self._entry_word.eq(entry_word),
+            self._entry_address.eq(Cat(word, self._entry) + SMART_WORDS),
+            self._ends_entry.eq(word == USED_WORDS - 1),
+        ]
+        layout.look_up(m, word, entry_word)
+        with m.If(self._enters & self._ends_entry):
+            m.d.sync += self._newest.eq(self._entry)
 
     def _watch_conditions(self, m: Module) -> Value:
         """A condition that has begun or ended, or whose time is to be added: the lowest one."""
@@ -412,28 +451,11 @@ class Health(wiring.Component):
         with m.If(goes_on):
             m.next = "LOAD"
 
-    def _write_entry(self, m: Module) -> None:
-        """The state RECORD: the entry is written, a word each cycle."""
-        ended, of_misuse, of_admin = self._ended, self._of_misuse, self._of_admin
-        read, write, word = self._read, self._write, self._word
-        layout = error_entry(
-            # The memory gives one word after the other.
-            count=(read.data, read.data),
-            queue=Mux(of_misuse, NO_QUEUE, Mux(of_admin, 0, ended.queue)),
-            command=Mux(of_misuse, NO_COMMAND, ended.identifier),
-            status=self._status,
-            location=self._location,
-            block=Mux(of_misuse | of_admin, 0, ended.block),
-            nsid=Mux(of_misuse, 0, ended.nsid),
-        )
+    def _record_entry(self, m: Module) -> None:
+        """The state RECORD: the words of the entry, one each cycle."""
+        word = self._word
         with m.State("RECORD"):
-            m.d.comb += [
-                read.addr.eq(self._at(HIGH)),
-                write.addr.eq(Cat(word, self._entry) + SMART_WORDS),
-                write.en.eq(1),
-            ]
-            layout.look_up(m, word, write.data)
-            m.d.sync += word.eq(word + 1)
+            m.d.comb += self._read.addr.eq(self._at(HIGH))
+            m.d.sync += [self._enters.eq(1), word.eq(word + 1)]
             with m.If(word == USED_WORDS - 1):
-                m.d.sync += self._newest.eq(self._entry)
                 m.next = "PICK"

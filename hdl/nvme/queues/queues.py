@@ -186,6 +186,7 @@ class QueueEngine(wiring.Component):
         self._on_cq = Signal()  # the event is one of a completion queue
         self._reporting = self._event == QueueEvent.REPORT
         self._rang = Signal()  # a doorbell was the last event
+        self._rung = Signal(doorbell(config))  # the doorbell that is served
         self._change_waits = Signal()  # for commands to end
         self._finished = Signal(finish(config))  # what ends, a report or a command
         # No event is told any more: those that come are taken, and nobody waits for them.
@@ -275,7 +276,7 @@ class QueueEngine(wiring.Component):
         queue, cq_queue, asked = self._queue, self._cq_queue, self.changes.request.payload
         with m.Switch(self._event):
             with m.Case(QueueEvent.DOORBELL):
-                m.d.comb += self._on_cq.eq(self.doorbell.payload.head)
+                m.d.comb += self._on_cq.eq(self._rung.head)
             with m.Case(QueueEvent.CHANGE):
                 m.d.comb += self._on_cq.eq(
                     (asked.operation == QueueOperation.CREATE_CQ)
@@ -402,7 +403,7 @@ class QueueEngine(wiring.Component):
         )
         others = can_finish | can_report | can_change | can_fetch
         with m.State("CHOOSE"):
-            m.d.sync += self._rang.eq(0)
+            m.d.sync += [self._rang.eq(0), self._rung.eq(self.doorbell.payload)]
             with m.If(can_open):
                 m.d.sync += [queue.eq(0), self._cq_queue.eq(0)]
                 m.next = "OPEN"
@@ -484,7 +485,7 @@ class QueueEngine(wiring.Component):
         The tail moves forward, and not past entries that have not been fetched.
         """
         queue, sq, sqs = self._queue, self._sq, self._sqs
-        value = self.doorbell.payload.value
+        value = self._rung.value
         with m.State("RING_SQ"):
             m.d.comb += self.doorbell.ready.eq(1)
             deleting = self._change_waits & (self.changes.request.payload.queue == queue)
@@ -518,7 +519,7 @@ class QueueEngine(wiring.Component):
         next cycle."""
         cq, cq_base = self._cq, self._cq_base
         exists = self._cq_valid.bit_select(self._cq_queue, 1)
-        value = self.doorbell.payload.value
+        value = self._rung.value
 
         def from_head(to):
             return to - cq.head + Mux(to < cq.head, cq_base.last + 1, 0)
