@@ -79,6 +79,11 @@ BLOCK_RAMS = (
 What comes out of them passes little logic in that cycle, for a block RAM takes 3.6 ns.
 """
 
+MAPPING_PS = 6000
+"""Delay in picoseconds that LUTs are mapped for, wires between neighbours included. Without it abc9
+makes each block as fast as it can. That costs the front end 8% more LUTs, and the core so much wire
+that the router finds no way for it with many seeds."""
+
 SMALL_MEMORY_BITS = 512
 """A memory up to this size may be made of flip-flops."""
 
@@ -305,7 +310,8 @@ def _script(text: str) -> str:
             # Assertions are for simulations.
             "chformal -remove",
             f"setattr -mod -set keep_hierarchy 1 {module[1]}",
-            "scratchpad -copy abc9.script.flow3 abc9.script",
+            "scratchpad -copy abc9.script.flow2 abc9.script",
+            f"scratchpad -set abc9.D {MAPPING_PS}",
             "synth_ecp5 -top top -run begin:map_ram",
             *(f'setattr -set ram_style "block" */t:$mem_v2 */c:{name} %i' for name in BLOCK_RAMS),
             "synth_ecp5 -top top -run map_ram:map_ffram",
