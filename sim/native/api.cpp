@@ -8,6 +8,9 @@
 
 using namespace striata;
 
+// Writes the counts of a `PROFILE` build (build.py). Other builds do not have it.
+extern "C" int __llvm_profile_write_file(void) __attribute__((weak));
+
 namespace {
 
 constexpr int64_t kFailed = std::numeric_limits<int64_t>::min();
@@ -83,7 +86,12 @@ Handle* striata_create(const int64_t* link, const int64_t* drives, int64_t drive
     }
 }
 
-void striata_destroy(Handle* handle) { delete handle; }
+void striata_destroy(Handle* handle) {
+    delete handle;
+    // Here and not when the process ends: processes of a pool end without the exit handlers that
+    // would do it.
+    if (__llvm_profile_write_file) __llvm_profile_write_file();
+}
 
 const char* striata_error(const Handle* handle) {
     return handle ? handle->error.c_str() : loose_error.c_str();

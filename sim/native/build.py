@@ -1,6 +1,7 @@
 """Builds the shared libraries of the native tier, once per content, under ``build/native``.
 
 `build_controller`: verilated controller, models and harness for one configuration.
+`build_tuned`: the same, compiled by a profile (``tools/tune.py`` makes one).
 `build_models`: the models alone, for fitting drives and testing the link.
 """
 
@@ -40,6 +41,9 @@ SANITIZE = (
 )
 """With ``SANITIZE=1`` the models are built with checks of addresses and of undefined behaviour. The
 process that loads them must have the compiler's ``libasan`` loaded already."""
+PROFILE = ("-fprofile-instr-generate",) if os.environ.get("PROFILE") else ()
+"""With ``PROFILE=1`` the verilated model counts how often each of its branches is taken. The counts
+are written whenever a simulation ends, to a file that ``LLVM_PROFILE_FILE`` names (clang only)."""
 PICOSECONDS = 1_000_000_000_000
 SHIM_WIDTHS = (64, 128, 256)
 """Widths at which the hard block's ``tuser`` fields lie where ``axis.cpp`` expects them."""
@@ -82,22 +86,48 @@ def build_controller(
     """The shared library of the harness around ``component()`` (default: the controller).
 
     For the controller, the sources under ``hdl/`` name the result, so nothing is converted twice.
+    One that `build_tuned` has left is preferred.
     """
+    if component is not None:
+        return _build(config, component)
+    for tuned in (True, False):
+        library = _remembered(config, tuned=tuned)
+        if library is not None:
+            return library
+    library = _build(config, _controller(config), PROFILE)
+    _remember(config, library, tuned=False)
+    return library
+
+
+def build_tuned(config: Config, profile: Path) -> Path:
+    """The same library for the controller, compiled by what ``profile`` has counted.
+
+    ``profile`` is what ``llvm-profdata merge`` makes of the counts of a `PROFILE` build of this
+    controller.
+    """
+    options = (f"-fprofile-instr-use={profile}", "-Wno-profile-instr-unprofiled")
+    library = _build(config, _controller(config), options, digest(profile.read_bytes().hex()))
+    _remember(config, library, tuned=True)
+    return library
+
+
+def _controller(config: Config) -> Callable[[], wiring.Component]:
+    from hdl.controller import Controller  # late: tests bring their own component
+
+    return partial(Controller, config=config)
+
+
+def _build(
+    config: Config,
+    component: Callable[[], wiring.Component],
+    options: Sequence[str] = (),
+    profile: str = "",
+) -> Path:
+    """The library. ``options`` are those of the compiler for the verilated model, ``profile`` says
+    what a profile among them holds."""
     if config.data_width not in SHIM_WIDTHS:
         raise ValueError(f"data_width must be one of {SHIM_WIDTHS}, not {config.data_width}")
-    stamp = None
-    if component is None:
-        stamp = BUILD / "native" / "index" / digest(repr(config), _text_of(ROOT / "hdl", "py"),
-                                                    _tools(), _sources())
-        if stamp.exists():
-            library = BUILD / "native" / stamp.read_text()
-            if verilator.intact(library.parent):
-                return library
-        from hdl.controller import Controller  # late: tests bring their own component
-
-        component = partial(Controller, config=config)
-    netlist = to_verilog(component(), top=TOP)
-    model = _verilate(netlist)
+    model = _verilate(to_verilog(component(), top=TOP), options, profile)
     header = _header(config, model)
     target = BUILD / "native" / f"controller-{digest(model.name, header, _sources())}"
     with verilator.build_once(target) as draft:
@@ -109,10 +139,27 @@ def build_controller(
             objects = [*_model_objects(), *_compile(draft, HARNESS, system)]
             archives = [str(path) for path in sorted(model.glob("*.a"), reverse=True)]
             _link(draft / "library.so", [*objects, *archives], model)
-    library = target / "library.so"
-    if stamp is not None:
-        write_atomically(stamp, str(library.relative_to(BUILD / "native")))
-    return library
+    return target / "library.so"
+
+
+def _stamp(config: Config, *, tuned: bool) -> Path:
+    """The file that names the library of the controller."""
+    name = digest(repr(config), _text_of(ROOT / "hdl", "py"), _tools(), _sources(),
+                  *(["tuned"] if tuned else PROFILE))
+    return BUILD / "native" / "index" / name
+
+
+def _remembered(config: Config, *, tuned: bool) -> Path | None:
+    """The library of the controller, if it has been built."""
+    stamp = _stamp(config, tuned=tuned)
+    if (tuned and PROFILE) or not stamp.exists():
+        return None
+    library = BUILD / "native" / stamp.read_text()
+    return library if verilator.intact(library.parent) else None
+
+
+def _remember(config: Config, library: Path, *, tuned: bool) -> None:
+    write_atomically(_stamp(config, tuned=tuned), str(library.relative_to(BUILD / "native")))
 
 
 def build_models() -> Path:
@@ -156,10 +203,12 @@ def _run(command: Sequence[str], directory: Path) -> None:
         raise RuntimeError(f"{' '.join(command)}\n{result.stdout[-8000:]}")
 
 
-def _verilate(netlist: Netlist) -> Path:
+def _verilate(netlist: Netlist, options: Sequence[str], profile: str) -> Path:
     """A directory with the verilated model's headers and archives."""
     assertions = (SOURCES / "assertions.hpp").read_text()
-    target = BUILD / "native" / f"verilated-{digest(netlist.digest, _tools(), assertions)}"
+    # What a profile holds counts, not where it lies.
+    name = digest(netlist.digest, _tools(), assertions, *([profile] if profile else options))
+    target = BUILD / "native" / f"verilated-{name}"
     with verilator.build_once(target) as draft:
         if draft is not None:
             (draft / "controller.v").write_text(netlist.text)
@@ -169,7 +218,7 @@ def _verilate(netlist: Netlist) -> Path:
             for source in draft.glob(f"{PREFIX}___024root__*.cpp"):
                 text = source.read_text()
                 source.write_text(text.replace(INPUTS_CHANGED, INPUTS_CHANGED_WITH_CLOCK_LOW))
-            fast = " ".join(OPTIMISATION)
+            fast = " ".join((*OPTIMISATION, *options))
             arguments = verilator.toolchain().make_arguments(fast=fast, slow=ONCE, library=fast)
             # Others often wait for it, on processors that are idle then.
             make = ["make", f"-j{os.cpu_count() or 1}", "-f", f"{PREFIX}.mk"]
@@ -191,7 +240,7 @@ def _compile(directory: Path, names: Sequence[str], options: Sequence[str]) -> l
 def _link(library: Path, parts: Sequence[str], model: Path | None = None) -> None:
     toolchain = verilator.toolchain()
     more = ["-pthread", *(["-latomic"] if toolchain.is_clang else [])] if model else []
-    _run([toolchain.compiler, "-shared", *SANITIZE, "-o", str(library), *parts, *more],
+    _run([toolchain.compiler, "-shared", *SANITIZE, *PROFILE, "-o", str(library), *parts, *more],
          library.parent)
 
 
