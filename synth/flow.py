@@ -81,8 +81,8 @@ What comes out of them passes little logic in that cycle, for a block RAM takes 
 
 MAPPING_PS = 6000
 """Delay in picoseconds that LUTs are mapped for, wires between neighbours included. Without it abc9
-makes each block as fast as it can. That costs the front end 8% more LUTs, and the core so much wire
-that the router finds no way for it with many seeds."""
+makes each path as short as it can. With its ``flow3`` script that cost the front end 8% more LUTs,
+and the core so much wire that the router found no way for it with the first seed."""
 
 SMALL_MEMORY_BITS = 512
 """A memory up to this size may be made of flip-flops."""

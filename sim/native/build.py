@@ -138,7 +138,7 @@ def _build(
                       "-isystem", str(runtime / "vltstd"))
             objects = [*_model_objects(), *_compile(draft, HARNESS, system)]
             archives = [str(path) for path in sorted(model.glob("*.a"), reverse=True)]
-            _link(draft / "library.so", [*objects, *archives], model)
+            _link(draft / "library.so", [*objects, *archives], model, options)
     return target / "library.so"
 
 
@@ -237,10 +237,12 @@ def _compile(directory: Path, names: Sequence[str], options: Sequence[str]) -> l
     return objects
 
 
-def _link(library: Path, parts: Sequence[str], model: Path | None = None) -> None:
+def _link(
+    library: Path, parts: Sequence[str], model: Path | None = None, options: Sequence[str] = ()
+) -> None:
     toolchain = verilator.toolchain()
     more = ["-pthread", *(["-latomic"] if toolchain.is_clang else [])] if model else []
-    _run([toolchain.compiler, "-shared", *SANITIZE, *PROFILE, "-o", str(library), *parts, *more],
+    _run([toolchain.compiler, "-shared", *SANITIZE, *options, "-o", str(library), *parts, *more],
          library.parent)
 
 
