@@ -538,7 +538,8 @@ async def what_is_marked_on_both_is_stored(dut):
         places = bench.role_places(row)
         block = next((block for port, block in places[data:] if port == bench.old), None)
         bench.drives.unreadable |= {*places[: bench.tolerated + 1]}
-        await bench.begin(row, joined=[*range(bench.tolerated + 1, data)])
+        first = min(bench.tolerated + 1, data - 1)  # in a narrow row one of the lost is written
+        await bench.begin(row, joined=[*range(first, data)])
         await bench.settle()
         if block is not None:
             assert (bench.target, block) in bench.drives.unreadable
