@@ -170,7 +170,8 @@ def _nonblocking(body: str, variable: str, register: str) -> str | None:
     for line in body.splitlines():
         assignment = _ASSIGNMENT.match(line)
         if assignment is None:
-            if variable in _NAME.findall(line):
+            statement = line.endswith(";") and "/* empty */" not in line
+            if statement or variable in _NAME.findall(line):
                 return None
             result.append(line)
             continue

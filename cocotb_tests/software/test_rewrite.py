@@ -173,6 +173,8 @@ def test_a_register_that_is_not_alone():
     assert "\n  always @(posedge clk) begin\n    q  <= a;\n" in clocked(module("\\$1 ", "c"))
     for text in (
         module("\\$2 ", "c"),
+        module("{ r, s }", "c"),
+        module("\\$1 ", "c").replace("if (b)", "if (\\$1 )"),
         module("\\$1 ", "\\$1 + 1"),
         module("\\$1 ", "c", "  assign d = \\$1 ;\n"),
         module("\\$1 ", "c", "  always @(posedge clk)\n    r <= \\$1 ;\n"),
