@@ -24,10 +24,10 @@ WITHOUT ?=
 no_digits = $(subst 9,,$(subst 8,,$(subst 7,,$(subst 6,,$(subst 5,,$(subst 4,,$(subst 3,,$(subst \
 	2,,$(subst 1,,$(subst 0,,$(1)))))))))))
 ifneq ($(call no_digits,$(SEED)),)
-$(error SEED must be a number, not '$(SEED)')
+$(error SEED must be a number from 0 on, not '$(SEED)')
 endif
 ifneq ($(call no_digits,$(PROCESSES)),)
-$(error PROCESSES must be a number, not '$(PROCESSES)')
+$(error PROCESSES must be a number from 1 on, not '$(PROCESSES)')
 endif
 ifneq ($(words $(CURDIR)),1)
 $(error the checkout must lie in a directory without spaces in its name, not in '$(CURDIR)')
@@ -103,7 +103,8 @@ bench: $(STAMP) ## how fast, as ratios to what bounds it (BENCH='row ..', QUICK=
 	$(VENV) -m sw.bench $(if $(filter-out 0,$(QUICK)),--quick) $(JOBS) $(BENCH)
 
 characterise: $(STAMP) ## load profiles beside the published figures (QUICK=1, IDS='R1 ..')
-	$(VENV) -m sw.characterise $(if $(filter-out 0,$(QUICK)),--quick) $(JOBS) $(IDS)
+	$(VENV) -m sw.characterise $(if $(filter-out 0,$(QUICK)),--quick) $(JOBS) \
+		$(if $(SEED),--seed $(SEED)) $(IDS)
 
 campaign: $(STAMP) ## random loads, random faults, nothing lost (RUNS=n, SEED=n, ONLY=, WITHOUT=)
 	$(strip $(VENV) -m campaign --runs $(RUNS) --processes $(PROCESSES) \
@@ -116,7 +117,7 @@ tune: $(STAMP) ## faster simulations until the design changes (as root it instal
 
 demo: $(STAMP) ## store FILE on a RAID 6, pull two drives, read it back (FILE=path)
 	@test -n "$(FILE)" || { echo "demo: name the file: make demo FILE=path" >&2; exit 2; }
-	$(VENV) -m sw.demo "$(FILE)"
+	$(VENV) -m sw.demo $(if $(SEED),--seed $(SEED)) "$(FILE)"
 
 guest: $(STAMP) ## a stock Linux in QEMU uses the simulated card (QUICK=1, SEED=n)
 	$(VENV) -m sw.guest $(if $(filter-out 0,$(QUICK)),--quick) $(if $(SEED),--seed $(SEED))

@@ -21,7 +21,7 @@ from campaign.features import help_text, names, selected
 from campaign.run import Run
 from campaign.sizes import config_of
 from sim.cli import INTERRUPTED, Parser, positive, processes, program, seed
-from sim.native.build import build_controller
+from sim.native.build import build_controller, is_built
 
 LINE_EVERY = 25
 
@@ -95,8 +95,9 @@ def attempts(
     """Runs with these seeds, in this order, ``count`` at once. Runs that have not begun are dropped
     at the end."""
     # Build each controller once, before several processes need it.
-    print("building the controllers (minutes, the first time)", flush=True)
     for config in dict.fromkeys(config_of(number, others="sizes" in features) for number in seeds):
+        if not is_built(config):
+            print("building a controller, which takes minutes", flush=True)
         build_controller(config)
     if count == 1:
         yield map(partial(attempt, features), seeds)

@@ -16,6 +16,7 @@ from hdl.flow.geometry import Level
 from sim import isal
 from sim.cli import BAD_ARGUMENTS, Parser, program, seed
 from sim.golden.layout import ROTATIONS, Layout
+from sim.native.build import is_built
 from sim.native.presets import SAS_12G_SSD
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
@@ -185,7 +186,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = board(8)
     drives = [SAS_12G_SSD] * arguments.drives + [None] * (config.ports - arguments.drives)
     print(f"{arguments.file}: {len(content)} bytes to a RAID 6 of {arguments.drives} drives")
-    print("building the controller (minutes, the first time)", flush=True)
+    if not is_built(config):
+        print("building the controller, which takes minutes", flush=True)
     begin = time.monotonic()
     with SimulatedCard(config, drives) as card:
         demo = Demo(card, arguments.drives, arguments.rotation, content)

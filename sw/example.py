@@ -12,6 +12,7 @@ from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
 from sim.cli import Parser, program
+from sim.native.build import is_built
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
@@ -104,7 +105,8 @@ async def ended(card: SimulatedCard, array: int, kind: WalkKind) -> background.J
 def main() -> int:
     """Command line."""
     Parser(prog="example", description="The driver by example (docs/driver.md).").parse_args()
-    print("building the controller (minutes, the first time)", flush=True)
+    if not is_built(board(8)):
+        print("building the controller, which takes minutes", flush=True)
     drives = [Ideal(capacity=CAPACITY, latency_ps=20 * MICROSECOND)] * PORTS
     with SimulatedCard(board(PORTS), drives) as card:
         card.run(example(card))

@@ -376,13 +376,14 @@ def test_the_card_catches_bugs():
         ({"drives": [1, 1]}, "port 1 is named twice"),
         ({"copies": 33}, "copies must be 0..32, not 33"),
         ({"spans": -1}, "spans must be 0..32, not -1"),
+        ({"level": 5}, "level must be a Level, not 5"),
     ],
 )
 def test_bad_arrays(arguments, message):
     bench = Bench().start()
-    drives = arguments.pop("drives", [0, 1, 2])
+    arguments = {"level": Level.RAID5, "drives": [0, 1, 2], **arguments}
     with pytest.raises(ValueError, match=message):
-        bench.run(raid.create_array(bench.nvme, Level.RAID5, drives, **arguments))
+        bench.run(raid.create_array(bench.nvme, **arguments))
 
 
 def test_bad_volumes():

@@ -104,6 +104,11 @@ def build_controller(
     return library
 
 
+def is_built(config: Config) -> bool:
+    """Whether `build_controller` has the controller already. Else it takes minutes."""
+    return any(_remembered(config, tuned=tuned) is not None for tuned in (True, False))
+
+
 def build_tuned(config: Config, profile: Path) -> Path:
     """The same library for the controller, compiled by what ``profile`` has counted.
 

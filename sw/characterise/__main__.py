@@ -18,7 +18,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from hdl.config import board
 from sim.cli import INTERRUPTED, Parser, positive, processes, program, seed, terminal
-from sim.native.build import build_controller, build_models
+from sim.native.build import build_controller, build_models, is_built
 from sw.characterise.measure import Point, measure
 from sw.characterise.points import points
 from sw.characterise.published import CASES
@@ -97,7 +97,8 @@ def main() -> int:
     begin = time.monotonic()
     build_models()
     for ports in sorted({max(point.drives, 8) for point in work}):
-        console.print(f"building the {ports}-port controller (minutes, the first time)")
+        if not is_built(board(ports)):
+            console.print(f"building the {ports}-port controller, which takes minutes")
         build_controller(board(ports))
     records = _run(console, work, arguments.jobs)
     if not records:

@@ -129,7 +129,7 @@ async def migrate_member(
     fields = number("array", array, 8) | number("position", position, 8) << 8
     drive = number("port", port, 8) | BECOMES_SPARE * spare
     command = Command(MIGRATE, dwords=(fields, drive))
-    await nvme.admin(command, f"copy member {position} of array {array}")
+    await nvme.admin(command, f"migrate member {position} of array {array}")
 
 
 async def erase_drive(nvme: Nvme, port: int, *, poll_ns: float = 1e6) -> None:

@@ -148,6 +148,8 @@ async def create_array(
     Raises `ValueError` for values that no card takes, and `sw.driver.commands.NvmeError` for a
     refusal of this card.
     """
+    if level not in LEAST:
+        raise ValueError(f"level must be a Level, not {level!r}")
     if strip_kib & (strip_kib - 1) or not BLOCK_BYTES // KIB <= strip_kib <= LARGEST_STRIP_KIB:
         raise ValueError(f"strip_kib must be a power of two in 4..1024, not {strip_kib}")
     for name, value in (("copies", copies), ("spans", spans)):
