@@ -9,7 +9,7 @@ holds the contents that the drives have when the deletion returns.
 import random
 from contextlib import suppress
 
-from campaign.array import Array
+from campaign.array import POLL_NS, Array
 from campaign.faults import FAULT_TIME_NS, Faults
 from campaign.shapes import layout_for
 from campaign.volume import Volume
@@ -195,6 +195,7 @@ class Lifetimes:
 
     async def _recreate_array(self, array: Array) -> None:
         card = array.card
+        before = set(card.troubled)
         if self._choose.random() < 0.5:
             self._faults.hang_one(array)
         crowded = self._choose.random() < CROWDED
@@ -206,10 +207,13 @@ class Lifetimes:
             card.harness.insert(port)
             card.unusable.discard(port)
         array.cure()
-        before = array.layout
-        layout = layout_for(
-            self._choose, card.config, before.drives, before.strip_blocks, array.rows
-        )
+        if array.troubled & before or (array.troubled and card.drive.reset_loses_cache):
+            # A drive may still have a command that hangs. It would be given up, or forget what it
+            # has, in the middle of the new array's first RESYNC.
+            await card.rests(array.ports)
+            await card.sleep(POLL_NS)
+        old = array.layout
+        layout = layout_for(self._choose, card.config, old.drives, old.strip_blocks, array.rows)
         array.take_shape(layout, sorted(array.ports), array.rows)
         # Commands of the old array in a drive that hung may hold up the new one.
         array.troubled.update(array.ports)

@@ -32,8 +32,7 @@ READS, READING_NS = 32, 20_000
 """Reads of a volume as the drives restart, at most, and how long before that they begin."""
 GLIMPSES = 48
 """Reads of the blocks that were written last, likewise. There are more than the drives of small
-mirrors have at once. Half of the queues stays free, since a Flush that waits for room there is
-submitted after others have told."""
+mirrors have at once. They fill half of the queues at most, so that there is room for Flushes."""
 FLUSHES, FLUSHING_NS = 3, 3_000
 """Flushes, likewise. Those that have ended well must have stored all data that was written before.
 """
@@ -186,12 +185,17 @@ class Torn:
         card.outcome.faults["one drive restarted of a torn array"] += 1
 
     async def _flush(self, volume: Volume, after: float, statuses: list[int]) -> None:
-        """Sends a Flush some time later, unless the drives have restarted by then."""
+        """Sends a Flush some time later, unless the drives have restarted by then.
+
+        One that has to wait for room in its queue is not sent. It would be submitted after others
+        have told, and then says nothing of the data that was written before.
+        """
         card = volume.array.card
         await card.sleep(after)
-        if not self._restarted:
-            queues = card.nvme.queues
-            statuses.append(await volume.flush(self._choose.randrange(len(queues))))
+        queues = card.nvme.queues
+        queue = self._choose.randrange(len(queues))
+        if not self._restarted and queues[queue].room:
+            statuses.append(await volume.flush(queue))
 
     async def _tell(self, volume: Volume, statuses: list[int]) -> None:
         """Sends a Flush right after the drives have restarted."""

@@ -173,7 +173,7 @@ def test_stop_ends_waiters():
         # The card has every command, but no time to carry one out.
         await bench.transport.sleep(0)
         queue = bench.nvme.queues[0]
-        assert queue.outstanding == DEPTH - 1
+        assert (queue.outstanding, queue.room) == (DEPTH - 1, 0)
         await bench.nvme.stop()
         await bench.transport.sleep(1)
         assert queue.outstanding == 0

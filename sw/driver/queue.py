@@ -82,6 +82,11 @@ class QueuePair:
         return len(self._waiting)
 
     @property
+    def room(self) -> int:
+        """Commands that can be submitted without waiting for others to be completed."""
+        return len(self._free)
+
+    @property
     def untaken(self) -> bool:
         """Whether there is a completion that has not been taken."""
         return self._next() is not None

@@ -20,8 +20,11 @@ class Interrupts(wiring.Component):
 
     A raised vector becomes a pending bit. The message leaves, and the bit is cleared, as soon as
     MSI-X is enabled and neither the function nor the vector is masked. A vector that is raised
-    again before its message has been made up shares that message. Vectors that are raised while
-    MSI-X is disabled are lost. Waiting vectors take turns.
+    again before its message has been made up shares that message. Waiting vectors take turns.
+
+    A vector stays pending while MSI-X is disabled. A vector is raised before its completion has
+    landed in host memory. So a host that enables MSI-X and then looks at its queues can come too
+    early for the completion, and needs the message.
 
     One message is under way at a time. If its vector is masked meanwhile, even for a moment, it is
     withheld to the last: it is dropped where requests leave, and its vector is pending again.
@@ -168,12 +171,9 @@ class Interrupts(wiring.Component):
 
     def _follow_pending(self, m: Module) -> None:
         """Vectors become pending when they are raised, and when their message is dropped."""
-        raised = Signal(self._count)
         dropped = Mux(self.messages.dropped, 1 << self._chosen, 0)
-        with m.If(self.enable):
-            m.d.comb += raised.eq(self.raised)
-        m.d.sync += self._pending.eq((self._pending & ~self._begun) | raised | dropped)
-        with m.If(self.clear | ~self.enable):
+        m.d.sync += self._pending.eq((self._pending & ~self._begun) | self.raised | dropped)
+        with m.If(self.clear):
             m.d.sync += self._pending.eq(0)
 
     def _choose(self, m: Module, lowest: Value) -> None:
