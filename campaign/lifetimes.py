@@ -15,6 +15,7 @@ from campaign.shapes import layout_for
 from campaign.volume import Volume
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, SECTOR_BYTES
+from hdl.flow.array_state import ArrayState
 from hdl.flow.walk import WalkKind
 from sim.card.volume_model import ANYTHING
 from sim.golden.nvme import UNRECOVERED_READ
@@ -230,6 +231,8 @@ class Lifetimes:
         await array.load(share=0.5)
         if not array.consistent:
             await array.initialised()
+        state = (await array.state()).state
+        assert state == ArrayState.OPTIMAL, f"{array}: {state} after it was made anew"
         card.outcome.seen["arrays deleted"] += 1
 
     async def _wipe(self, array: Array) -> None:

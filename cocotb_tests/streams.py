@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 import cocotb
@@ -200,11 +202,15 @@ def _pack(shape, value) -> int:
     return result
 
 
+MAPPINGS = frozenset((dict, Fields))
+"""To look a type up here takes less long than to ask whether it is a `Mapping`."""
+
+
 class Packing:
     """`pack` for one layout, for a model that packs much the same in every cycle.
 
-    Fields must be hashable, or mappings of what is. Packing takes a hundred times longer than
-    finding what was packed before.
+    Fields must be hashable, or one of `MAPPINGS` of what is. Packing takes a hundred times longer
+    than finding what was packed before.
     """
 
     def __init__(self, layout):
@@ -213,7 +219,7 @@ class Packing:
 
     def __call__(self, **fields) -> int:
         """The bits of the layout with ``fields`` set and all others 0."""
-        parts = (tuple(v.items()) if isinstance(v, Mapping) else v for v in fields.values())
+        parts = (tuple(v.items()) if type(v) in MAPPINGS else v for v in fields.values())
         key = (*fields, *parts)
         found = self._packed.get(key)
         if found is None:
@@ -240,30 +246,23 @@ async def wait_until(dut, condition: Callable[[], bool], *, cycles: int, what: s
     raise AssertionError(f"{what}: not within {cycles} cycles")
 
 
-async def busy_after(dut, name: str) -> None:
-    """Checks that the block is ``busy`` in the cycle after each payload of the stream was taken."""
-    valid, ready = getattr(dut, f"{name}__valid"), getattr(dut, f"{name}__ready")
-    taken = False
-    while True:
-        await RisingEdge(dut.clk)
-        if sample(dut.rst):
-            taken = False
-            continue
-        assert not taken or sample(dut.busy), f"not busy after it has taken {name}"
-        taken = bool(sample(valid) and sample(ready))
-
-
 class _Cycles:
-    """Processes that wait for nothing but the clock, one after the other in one task."""
+    """What waits for nothing but the clock, one after the other in one task."""
 
     def __init__(self, clock):
         self.processes: list[Iterator[None]] = []
+        self.now = 0
+        self.due: list[tuple[int, int, Event]] = []
+        """A heap of who waits for which cycle. The numbers in the middle keep their order."""
         self.task = cocotb.start_soon(self._run(RisingEdge(clock)))
 
     async def _run(self, edge) -> None:
-        processes = self.processes
+        processes, due = self.processes, self.due
         while True:
             await edge
+            self.now += 1
+            while due and due[0][0] == self.now:
+                heappop(due)[2].set()
             for process in processes:
                 next(process)
 
@@ -272,17 +271,52 @@ _CYCLES: dict[Any, _Cycles] = {}
 """Of each clock, those of the test that runs."""
 
 
+def _cycles_of(clock) -> _Cycles:
+    cycles = _CYCLES.get(clock)
+    if cycles is None or cycles.task.done():
+        cycles = _CYCLES[clock] = _Cycles(clock)
+    return cycles
+
+
+_NUMBERS = count()
+
+
 def every_cycle(clock, process: Iterator[None]) -> None:
     """Runs a generator from each rising edge of ``clock`` to its next ``yield``, and never ends.
 
     It begins at once, up to its first ``yield``. This costs less than to wake a coroutine for each
     model in each cycle.
     """
-    cycles = _CYCLES.get(clock)
-    if cycles is None or cycles.task.done():
-        cycles = _CYCLES[clock] = _Cycles(clock)
+    cycles = _cycles_of(clock)
     next(process)
     cycles.processes.append(process)
+
+
+async def cycles_pass(clock, number: int) -> None:
+    """Returns after ``number`` rising edges of ``clock``, and wakes only once for all of them."""
+    if number > 0:
+        cycles, passed = _cycles_of(clock), Event()
+        heappush(cycles.due, (cycles.now + number, next(_NUMBERS), passed))
+        await passed.wait()
+
+
+def check_busy_after(dut, name: str) -> None:
+    """Checks from now on that the block is ``busy`` in the cycle after each payload of the stream
+    was taken."""
+    every_cycle(dut.clk, _busy_after(dut, name))
+
+
+def _busy_after(dut, name: str) -> Iterator[None]:
+    valid, ready = getattr(dut, f"{name}__valid"), getattr(dut, f"{name}__ready")
+    reset, busy = dut.rst, dut.busy
+    taken = False
+    while True:
+        yield
+        if sample(reset):
+            taken = False
+            continue
+        assert not taken or sample(busy), f"not busy after it has taken {name}"
+        taken = bool(sample(valid) and sample(ready))
 
 
 class _Port:

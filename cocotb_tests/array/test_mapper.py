@@ -6,13 +6,12 @@ import random
 import cocotb
 import pytest
 from amaranth.hdl import Module
-from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array.array_models import Table, pack_geometry, pack_volume, random_recovery
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.fields import ANY, check_fields
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, cycles_pass, sample, start, wait_until
 from hdl.array.mapping.mapper import Mapper
 from hdl.array.mapping.strip import NextStrip
 from hdl.config import BLOCK_NUMBER_BITS, Config, small
@@ -164,8 +163,7 @@ class Bench:
         await wait_until(
             self.dut, lambda: not self.expected and self.commands.idle, cycles=100_000, what="rest"
         )
-        for _ in range(4):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 4)
         assert sample(self.dut.busy) == 0, "busy at rest"
         assert not sample(self.dut.extent__valid), "an extent is left over"
 

@@ -13,7 +13,7 @@ from cocotb_tests.array.tables_bench import (
     run_tables,
     this_config,
 )
-from cocotb_tests.streams import sample, start, unpack
+from cocotb_tests.streams import cycles_pass, sample, start, unpack
 from hdl.flow.geometry import Level
 from hdl.flow.manage import MIGRATION_END_SHIFT, ManageOpcode, ManageStatus, MigrationEnd
 from hdl.flow.table_read import migration
@@ -65,8 +65,7 @@ async def migrates_members(dut):
 
         watching = cocotb.start_soon(watch())
         answered = await bench.change(ManageOpcode.END_MIGRATION, array=0, complete=complete)
-        for _ in range(3):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 3)
         watching.cancel()
         assert answered == ManageStatus.DONE and bench.model.ends == {end}
         member = 1 if end == MigrationEnd.RELEASED else 3
@@ -103,8 +102,7 @@ async def settles_before_it_flushes(dut):
     bench.model.quiesce(0)
     bench.model.flushes.append(1 << 3)
     bench.requests.send(opcode=ManageOpcode.END_MIGRATION, array=0, complete=1)
-    for _ in range(200):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 200)
     assert await settles() and bench.model.flushes, "it is flushed at once"
     bench.quiesces.paused = False
     answer = await bench.responses.receive(cycles=CHANGE_CYCLES)

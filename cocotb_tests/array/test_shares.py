@@ -14,7 +14,15 @@ from cocotb_tests.array.array_models import random_recovery
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.fields import check_fields
 from cocotb_tests.runner import SimulationError, converted, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
+from cocotb_tests.streams import (
+    StreamSink,
+    StreamSource,
+    cycles_pass,
+    pack,
+    sample,
+    start,
+    wait_until,
+)
 from hdl.array.shares.command_shares import CommandShares
 from hdl.array.shares.shares import Shares
 from hdl.array.shares.turnstile import Turnstile
@@ -153,8 +161,7 @@ class Bench:
                 dut.ended__payload.value = slot
                 await RisingEdge(dut.clk)
                 dut.ended__valid.value = 0
-                for _ in range(4):
-                    await RisingEdge(dut.clk)
+                await cycles_pass(dut.clk, 4)
                 self.slots.append(slot)
 
     def rests(self) -> bool:
@@ -193,8 +200,7 @@ async def hangs(dut):
     while bench.has[0] < LEAST + (TOTAL - 3 * LEAST) // 2 - 8 or len(bench.sent[0]) < 8:
         bench.send(0)
         await RisingEdge(dut.clk)
-        for _ in range(20):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 20)
     assert sample(dut.waiting) == 1
     most = 0
     for _ in range(200):
@@ -219,8 +225,7 @@ async def volume_goes(dut):
     bench.hung.add(0)
     while len(bench.sent[0]) < 8:
         bench.send(0)
-        for _ in range(20):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 20)
     bench.gone.add(0)
     bench.hung.clear()
     bench.due.extend(slot for slot, (array, _) in bench.inside.items() if array == 0)
@@ -246,13 +251,11 @@ async def alone(dut):
     assert bench.has[0] > TOTAL
     bench.exists = {0, 1}
     dut.exists.value = 3
-    for _ in range(10):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 10)
     bench.send(0)
     bench.send(1)
     await wait_until(dut, lambda: not bench.sent[1], cycles=200, what="the new array")
-    for _ in range(200):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 200)
     assert bench.sent[0], "the old one has more than its share already"
     bench.hung.clear()
     bench.due.extend(slot for slot, (array, _) in bench.inside.items() if array == 0)
@@ -272,8 +275,7 @@ async def slots_are_used_again_at_once(dut):
     for _ in range(count):
         bench.send(0)
     await wait_until(dut, lambda: not bench.sent[0], cycles=4000, what="commands of one array")
-    for _ in range(100):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 100)
     assert not sample(dut.busy)
     bench.paused = True
     slots = list(bench.inside)
@@ -289,15 +291,12 @@ async def slots_are_used_again_at_once(dut):
         bench._give(slot, 0, HostOpcode.WRITE, 8)
     await wait_until(dut, lambda: not bench.sent[0], cycles=4000, what="the slots' next commands")
     assert bench.has[0] == 8 * count > TOTAL
-    for _ in range(100):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 100)
     bench.exists = {0, 1}
     dut.exists.value = 3
-    for _ in range(4):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 4)
     bench.send(0)
-    for _ in range(200):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 200)
     assert bench.sent[0], "what a slot's next command has is not counted"
     bench.hung.clear()
     # Those that came last end first.
@@ -352,8 +351,7 @@ class Rows:
             if slot is None:
                 continue
             dut.woken__ready.value = 0
-            for _ in range(self.random.randrange(20)):
-                await RisingEdge(dut.clk)
+            await cycles_pass(dut.clk, self.random.randrange(20))
             await self._ask(slot, woken)
 
     async def _ask(self, slot: int, woken: bool) -> None:
@@ -390,8 +388,7 @@ class Rows:
         dut.ended.value, dut.ended_number.value = 1, slot
         await RisingEdge(dut.clk)
         dut.ended.value = 0
-        for _ in range(10):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 10)
 
     async def _end(self) -> None:
         dut = self.dut
@@ -547,8 +544,7 @@ async def counts_much(dut):
     for slot in range(WIDE.rows - 2):
         assert await bench.ask(slot, 0, WIDE.ports), "it is alone"
     dut.exists.value = 3
-    for _ in range(4):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 4)
     assert not await bench.ask(WIDE.rows - 2, 0, WIDE.ports), "it has more than its share"
     assert await bench.ask(WIDE.rows - 1, 1, WIDE.ports), "each has its reserve"
 
@@ -564,8 +560,7 @@ async def mends_some(dut):
     for number in range(20):
         sources[number % 2].send(number)
     for ended in range(13):
-        for _ in range(60):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 60)
         assert len(taken) == min(20, 8 + ended)
         assert not sample(dut.busy)
         dut.ended.value = 1

@@ -11,7 +11,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.array.tables_bench import CHANGE_CYCLES, CONFIGS, Bench, run_tables, this_config
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import sample, start
+from cocotb_tests.streams import cycles_pass, sample, start
 from hdl.array.tables.tables import ArrayTables
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.flow.geometry import Level, geometry
@@ -284,8 +284,7 @@ async def nobody_gets_what_is_referred_to(dut):
         """``check`` holds for as long as somebody is inside, and then the change ends."""
         bench.quiesces.paused = True
         changing = cocotb.start_soon(bench.change(opcode, **fields))
-        for _ in range(200):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 200)
         assert not changing.done(), f"{opcode} does not wait"
         await check()
         bench.quiesces.paused = False
@@ -350,8 +349,7 @@ async def drives_are_flushed_before_they_are_trusted(dut):
         bench.model.refusing = refusing
         bench.flushed.paused = True
         settling = cocotb.start_soon(bench.change(ManageOpcode.SETTLE, array=0, complete=1))
-        for _ in range(200):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 200)
         assert sample(dut.drives__stale) == 0b0100
         assert not settling.done(), "trusted without a flush"
         bench.flushed.paused = False
@@ -385,8 +383,7 @@ async def all_live_drives_are_flushed(dut):
         bench.flushed.paused = True
         bench.model.settle({"array": 0, "complete": complete})
         bench.requests.send(opcode=ManageOpcode.SETTLE, array=0, complete=complete)
-        for _ in range(200):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 200)
         assert not bench.model.flushes and bench.responses.idle, "it does not wait for the flush"
         if goes is not None:
             bench.plug(goes, None)

@@ -11,7 +11,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.fields import ANY, Fields, check_fields
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, cycles_pass, sample, start, wait_until
 from hdl.array.tracker import Tracker
 from hdl.config import ERA_BITS, Config, small
 from hdl.flow.extent import expected
@@ -325,8 +325,7 @@ class Bench:
             cycles=10_000,
             what="rest",
         )
-        for _ in range(4):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 4)
         assert sample(self.dut.busy) == 0, "busy at rest"
         for name in ("command", "completion", "free"):
             assert not sample(getattr(self.dut, f"{name}__valid")), f"{name} left over"

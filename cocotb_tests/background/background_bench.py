@@ -10,7 +10,15 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 
-from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
+from cocotb_tests.streams import (
+    StreamSink,
+    StreamSource,
+    cycles_pass,
+    pack,
+    sample,
+    start,
+    wait_until,
+)
 from hdl.array.tables.tables import ArrayTables
 from hdl.background.background import Background
 from hdl.background.jobs import JobState
@@ -361,8 +369,7 @@ class Bench:
         for word in range(14):
             address = pack(report_address(), section=section, number=number, word=word)
             dut.report__read__address.value = address
-            for _ in range(3):
-                await RisingEdge(dut.clk)
+            await cycles_pass(dut.clk, 3)
             await FallingEdge(dut.clk)
             found.append(sample(dut.report__read__data))
         return found
@@ -391,8 +398,7 @@ class Bench:
 
     async def boundary(self, array: int) -> int:
         self.dut.boundary_read__address.value = array
-        for _ in range(2):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 2)
         await FallingEdge(self.dut.clk)
         return sample(self.dut.boundary_read__data)
 

@@ -10,7 +10,16 @@ from amaranth.hdl import Const, Module
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, unpack, wait_until
+from cocotb_tests.streams import (
+    StreamSink,
+    StreamSource,
+    cycles_pass,
+    pack,
+    sample,
+    start,
+    unpack,
+    wait_until,
+)
 from hdl.background.epochs import SETTLE_CYCLES, Epochs
 from hdl.background.intent import Intent, tally
 from hdl.background.rows import array_row, stretch
@@ -319,8 +328,7 @@ async def marks_what_begins_after_a_sweep(dut):
         await bench.begun.drained()
         dut.named.value = number
         await bench.pulse("wipe")
-        for _ in range(wait):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, wait)
         row = (wait + 1) * chunk
         bench.begun.send(slot=3, array=number, row=row)
         await bench.rest()

@@ -5,11 +5,11 @@ that are made with a member missing, on the tables and background work together.
 import cocotb
 import pytest
 from amaranth.hdl import Module
-from cocotb.triggers import FallingEdge, RisingEdge
+from cocotb.triggers import FallingEdge
 
 from cocotb_tests.background.background_bench import ROWS, Assembly, Bench, bench
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import sample
+from cocotb_tests.streams import cycles_pass, sample
 from hdl.background.background import Background
 from hdl.background.job_orders import Sync
 from hdl.background.jobs import JobState
@@ -29,8 +29,7 @@ def kinds_of(host: Bench) -> list[WalkKind]:
 async def boundary(host: Bench, array: int) -> int | None:
     """The sync boundary as admission sees it; None for an array that is in sync."""
     host.dut.sync_read__address.value = array
-    for _ in range(2):
-        await RisingEdge(host.dut.clk)
+    await cycles_pass(host.dut.clk, 2)
     await FallingEdge(host.dut.clk)
     if not sample(host.dut.arrays__unsynced) >> array & 1:
         return None

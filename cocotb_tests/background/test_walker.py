@@ -2,16 +2,24 @@
 
 import os
 import random
+from collections.abc import Iterator
 
 import cocotb
 import pytest
 from amaranth.hdl import Module
-from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array.array_models import Table, pack_geometry
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
+from cocotb_tests.streams import (
+    StreamSink,
+    StreamSource,
+    cycles_pass,
+    every_cycle,
+    sample,
+    start,
+    wait_until,
+)
 from hdl.background.row_order import RowOrder
 from hdl.background.walker import SliceEnd, Walker, finding, slice_request
 from hdl.config import BLOCK_NUMBER_BITS, Config, small
@@ -61,7 +69,7 @@ class Bench:
         self.array = 0
         dut.stop.value = 0
         dut.hold.value = 0
-        cocotb.start_soon(self._engine())
+        every_cycle(dut.clk, self._engine())
 
     def _ask(self, seen) -> None:
         assert self.expected, f"nothing expected, got {seen}"
@@ -79,10 +87,10 @@ class Bench:
         assert {name: seen[name] for name in wanted} == wanted
         assert (seen.kind, seen.array) == (self.kind, self.array)
 
-    async def _engine(self) -> None:
+    def _engine(self) -> Iterator[None]:
         generator = self.generator
         while True:
-            await RisingEdge(self.dut.clk)
+            yield
             boundary = sample(self.dut.boundary)
             if sample(self.dut.walking):
                 assert all(row >= boundary for _, _, row in self.out.values()), "passed a row"
@@ -132,8 +140,7 @@ class Bench:
         fields = {"end": end_row} if self.config.intent_chunks else {}
         self.slices.send(kind=self.kind, array=self.array, first=first, **fields)
         if stop_after is not None:
-            for _ in range(stop_after):
-                await RisingEdge(dut.clk)
+            await cycles_pass(dut.clk, stop_after)
             dut.stop.value = 1
         cycles = START_CYCLES + 40 * CYCLES_PER_ROW * (len(self.expected) + rows - first + 1)
         end = await self.slice_ends.receive(cycles=cycles)
@@ -163,8 +170,7 @@ class Bench:
     async def at_rest(self) -> None:
         self.expected = []
         await self.ends.drained()
-        for _ in range(4):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 4)
         assert not self.found and self.findings.idle, "findings are left over"
         assert not sample(self.dut.outstanding)
         assert sample(self.dut.busy) == 0, "busy at rest"
@@ -235,12 +241,10 @@ async def holds_and_keeps_its_rate(dut):
     walk_task = cocotb.start_soon(bench.walk(layout, 0, 96))
     await wait_until(dut, lambda: bench.walks.received > 4, cycles=START_CYCLES, what="rows")
     dut.hold.value = 1
-    for _ in range(200):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 200)
     held = bench.walks.received
     assert not bench.out and sample(dut.busy) == 0, "a held walker is at rest"
-    for _ in range(20):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 20)
     assert bench.walks.received == held
     dut.hold.value = 0
     cycles = await wait_until(dut, lambda: not bench.expected, cycles=1000, what="rows")

@@ -3,6 +3,7 @@
 import os
 import random
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import cocotb
@@ -11,7 +12,15 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.array.array_models import random_recovery
 from cocotb_tests.drive.drive_model import DriveModel, Timing
 from cocotb_tests.memory.store_model import STORE_DELAY, StoreModel
-from cocotb_tests.streams import StreamSink, StreamSource, busy_after, sample, wait_until
+from cocotb_tests.streams import (
+    StreamSink,
+    StreamSource,
+    check_busy_after,
+    cycles_pass,
+    every_cycle,
+    sample,
+    wait_until,
+)
 from hdl.config import BLOCK_BYTES, PIECES, Config
 from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, landed, operation
 from hdl.flow.piece import PIECE_CYCLES, piece
@@ -129,12 +138,12 @@ class Bench:
         dut.now.value = 0
         dut.fail__ready.value = 1
         dut.load_read__address.value = 0
-        cocotb.start_soon(self._send_again())
-        cocotb.start_soon(busy_after(dut, "operation"))
+        every_cycle(dut.clk, self._send_again())
+        check_busy_after(dut, "operation")
         dut.allocate__valid.value = 0
-        cocotb.start_soon(self._lend())
+        every_cycle(dut.clk, self._lend())
 
-    async def _lend(self) -> None:
+    def _lend(self) -> Iterator[None]:
         valid, ready = self.dut.allocate__valid, self.dut.allocate__ready
         offered = None
         while True:
@@ -143,7 +152,7 @@ class Bench:
                 self.free.discard(offered)
                 self.dut.allocate__payload.value = offered
             valid.value = int(offered is not None)
-            await RisingEdge(self.dut.clk)
+            yield
             if offered is not None and sample(ready):
                 self.lent.add(offered)
                 self.store.writable.add(offered)
@@ -282,8 +291,7 @@ class Bench:
 
     async def _leave_seat(self, pending: Pending, *, good: bool) -> None:
         """All pieces have been told of, or no more will be, soon after the end of an operation."""
-        for _ in range(PIECE_CYCLES):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, PIECE_CYCLES)
         assert pending.told == PIECES or not good, f"{pending.told} pieces of {PIECES} told of"
         assert pending.seat is not None and pending.line is not None
         del self.seats[pending.seat]
@@ -330,9 +338,9 @@ class Bench:
             assert block in bad, f"block {block} is blamed, but it is good"
             self.blamed.append((pending.opcode, block))
 
-    async def _send_again(self) -> None:
+    def _send_again(self) -> Iterator[None]:
         while True:
-            await RisingEdge(self.dut.clk)
+            yield
             self.again = [one for one in self.again if not self.submit(**one)]
 
     def _on_landed(self, payload) -> None:
@@ -378,8 +386,7 @@ class Bench:
     async def settle(self, *, cycles: int = 200_000) -> None:
         """Everything is answered, and no operation, tag, or line is left anywhere."""
         await self.drain(cycles=cycles)
-        for _ in range(20):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 20)
         # The ladder may be on its last walk.
         walk = 3 * self.config.ports * self.config.drive_tags
         busy = self.dut.busy
@@ -399,8 +406,7 @@ class Bench:
         await self.drain(cycles=cycles)
         for port in range(self.config.ports):
             self.dut.load_read__address.value = port
-            for _ in range(2):
-                await RisingEdge(self.dut.clk)
+            await cycles_pass(self.dut.clk, 2)
             assert not sample(self.dut.load_read__data), f"port {port} has blocks to do"
 
 
@@ -466,7 +472,6 @@ async def run_traffic(bench: Bench, count: int) -> None:
         while bench.operations.waiting > 20 or len(bench.free) < 8:
             await RisingEdge(bench.dut.clk)
         if bench.random.random() < 0.02:
-            for _ in range(bench.random.randrange(200)):
-                await RisingEdge(bench.dut.clk)
+            await cycles_pass(bench.dut.clk, bench.random.randrange(200))
         if not bench.indices[Owner.ROW] or not bench.indices[Owner.COMMAND]:
             await RisingEdge(bench.dut.clk)

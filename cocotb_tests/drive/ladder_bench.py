@@ -1,14 +1,12 @@
 """Drives that hang, the time that passes meanwhile, and the ports that are given up."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
-
-import cocotb
-from cocotb.triggers import RisingEdge
 
 from cocotb_tests.drive.drive_model import Timing
 from cocotb_tests.drive.drives_bench import Bench, sizes
-from cocotb_tests.streams import sample
+from cocotb_tests.streams import cycles_pass, every_cycle, sample
 from hdl.config import TIME_BITS, Config
 from hdl.flow.operation import DriveStatus, Opcode, Owner
 
@@ -35,12 +33,12 @@ class Ladders(Bench):
         super().__init__(dut, config, seed=seed, timing=timing, active=0.7, stall=0.2)
         self.given_up: list[int] = []
         self.time = 0
-        cocotb.start_soon(self._pass())
+        every_cycle(dut.clk, self._pass())
 
-    async def _pass(self) -> None:
+    def _pass(self) -> Iterator[None]:
         dut = self.dut
         while True:
-            await RisingEdge(dut.clk)
+            yield
             self.time += 1
             dut.now.value = self.time & ((1 << TIME_BITS) - 1)
             if sample(dut.fail__valid):
@@ -101,8 +99,7 @@ class Ladders(Bench):
 
     async def passes(self, cycles: int) -> None:
         """That much time."""
-        for _ in range(cycles):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, cycles)
 
     def ended(self, status: DriveStatus) -> int:
         """How many operations have ended so since the last time."""

@@ -7,12 +7,12 @@ import pytest
 from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import connect, flipped
-from cocotb.triggers import ClockCycles, RisingEdge
+from cocotb.triggers import ClockCycles
 
 from cocotb_tests.drive.drive_model import IDEAL, RANDOM, Timing
 from cocotb_tests.drive.drives_bench import Bench, environment, run_traffic, sizes
 from cocotb_tests.runner import SimulationError, converted, simulate
-from cocotb_tests.streams import sample, start, wait_until
+from cocotb_tests.streams import cycles_pass, sample, start, wait_until
 from hdl.config import PIECES, Config
 from hdl.drive.drives import Drives
 from hdl.drive.records import BURST_BEATS
@@ -51,11 +51,9 @@ async def errors(dut):
     await start(dut)
     traffic_task = cocotb.start_soon(run_traffic(bench, 300))
     removed = bench.drives[bench.random.randrange(config.ports)]
-    for _ in range(3000):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 3000)
     removed.remove()
-    for _ in range(1000):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 1000)
     dut.failed.value = 1 << removed.index
     await traffic_task
     await bench.drain()
@@ -106,8 +104,7 @@ async def without_lines(dut):
             bench.submit(port=port, opcode=Opcode.READ, owner=Owner.ROW, block=n, place=n)
             bench.submit(port=port, opcode=Opcode.WRITE, owner=Owner.ROW, block=100 + n, place=n)
     await wait_until(dut, lambda: len(bench.pending) == 1, cycles=12_000, what="other ports")
-    for _ in range(100):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 100)
     assert not sample(dut.busy), "busy while waiting for a line"
     bench.lines_offered = True
     await bench.settle()
@@ -116,8 +113,7 @@ async def without_lines(dut):
 
 async def begun(dut, config: Config) -> None:
     """Returns when the tables are empty: nothing is sent before."""
-    for _ in range(2 * config.ports * config.drive_tags):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 2 * config.ports * config.drive_tags)
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")

@@ -15,7 +15,7 @@ from cocotb_tests.array.array_models import FLUSH_IGNORES, flush_operation
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.fields import check_fields
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, cycles_pass, sample, start, wait_until
 from hdl.config import MAX_DRIVES, Config
 from hdl.drive.flusher import FlushAll, Flusher
 from hdl.flow.flush_request import FlushRequest
@@ -244,8 +244,7 @@ async def all_drives_are_flushed_before_power_goes(dut):
             await RisingEdge(dut.clk)
         dut.lost.value = dut.request__watches.value = 0
         dut.request__flush.value = 0
-        for _ in range(2):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 2)
         assert not sample(dut.request__flushed)
         if number % 4 == 0:
             # Another user, at once; and a request that is given up.
@@ -276,11 +275,9 @@ async def what_is_asked_stays(dut):
         await wait_until(dut, lambda: drives.out, cycles=200, what="another's flush")
         used, failed = (generator.getrandbits(CONFIG.ports) & ~1 for _ in range(2))
         dut.used.value, dut.failed.value = used, failed
-        for _ in range(2):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 2)
         dut.request__flush.value = 1
-        for _ in range(generator.randint(2, 20)):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, generator.randint(2, 20))
         dut.used.value, dut.failed.value = (generator.getrandbits(CONFIG.ports) for _ in range(2))
         drives.held = False
         await told.receive(cycles=50_000)

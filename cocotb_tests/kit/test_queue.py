@@ -8,7 +8,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, sample, start
+from cocotb_tests.streams import StreamSink, StreamSource, cycles_pass, sample, start
 from hdl.kit.queue import Queue
 
 DEPTH = 6
@@ -34,8 +34,7 @@ async def holds_so_many(dut):
     source = StreamSource(dut, "input")
     sink = StreamSink(dut, "output", active=0.0)
     source.send_all(range(2 * DEPTH))
-    for _ in range(2 * DEPTH):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 2 * DEPTH)
     assert sample(dut.level) == DEPTH and not sample(dut.input__ready)
     assert not sample(dut.filling) and not sample(dut.busy)
     sink.active = 1.0

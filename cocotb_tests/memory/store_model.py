@@ -2,11 +2,9 @@
 
 import random
 from collections import deque
+from collections.abc import Iterator, Sequence
 
-import cocotb
-from cocotb.triggers import RisingEdge
-
-from cocotb_tests.streams import sample, unpack
+from cocotb_tests.streams import every_cycle, sample, unpack
 from hdl.config import BLOCK_BYTES, Config
 from hdl.flow.line import write_beat
 from hdl.memory.store import READ_LATENCY
@@ -33,7 +31,7 @@ class StoreModel:
         self.cycle = 0
         self._random = random.Random(f"{seed}/store")
         self._dut = dut
-        cocotb.start_soon(self._run())
+        every_cycle(dut.clk, self._run())
 
     def fill(self, line: int, content: bytes) -> None:
         """Sets the contents of a line."""
@@ -49,7 +47,7 @@ class StoreModel:
             beat.to_bytes(self.config.beat_bytes, "little") for beat in self.beats[line]
         )
 
-    async def _run(self) -> None:
+    def _run(self) -> Iterator[None]:
         dut, count = self._dut, self.config.beats
         layout = write_beat(self.config)
         reads = [
@@ -70,12 +68,16 @@ class StoreModel:
             for path in range(2)
         ]
         answers = [deque([None] * (READ_LATENCY - 1)) for _ in range(2)]
+        readies = [path[1] for path in (*reads, *writes)]
+        shown: Sequence[bool | None] = [None] * len(readies)
+        answered: list[bool | None] = [None, None]
         while True:
-            ready = [self._random.random() >= self.stall for _ in range(4)]
-            for path in range(2):
-                reads[path][1].value = int(ready[path])
-                writes[path][1].value = int(ready[2 + path])
-            await RisingEdge(dut.clk)
+            ready = [self._random.random() >= self.stall for _ in readies]
+            for number, now in enumerate(ready):
+                if now != shown[number]:
+                    readies[number].value = int(now)
+            shown = ready
+            yield
             self.cycle += 1
             for path in range(2):
                 taken = None
@@ -86,7 +88,9 @@ class StoreModel:
                     self.moved[path] += 1
                 answers[path].append(taken)
                 answer = answers[path].popleft()
-                reads[path][3].value = int(answer is not None)
+                if answered[path] != (answer is not None):
+                    answered[path] = answer is not None
+                    reads[path][3].value = int(answer is not None)
                 if answer is not None:
                     reads[path][4].value = answer
                 if ready[2 + path] and sample(writes[path][0]):

@@ -13,7 +13,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, cycles_pass, sample, start, wait_until
 from hdl.config import Config, small
 from hdl.core import Core
 from hdl.kit.free_list import FreeList
@@ -74,8 +74,7 @@ class Bench:
         """Every line comes back and is available again."""
         for sink in self.sinks:
             sink.paused = True
-        for _ in range(4):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 4)
         for user in range(USERS):
             while self.owned[user]:
                 self.give_back(user)
@@ -94,8 +93,7 @@ class Bench:
         self.sinks[3].paused = True
         self.sinks[2].paused = True
         before = self.taken
-        for _ in range(3 * LINES):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 3 * LINES)
         assert self.taken - before == LINES - 2, "lines have been lost"
         assert sample(self.dut.available) == 2, "offered lines are available"
 
@@ -127,14 +125,12 @@ async def reserves(dut):
     await start(dut)
     for user in (0, 1, 2):
         bench.sinks[user].paused = True
-    for _ in range(100):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 100)
     held = len(bench.owned[3])
     assert LINES - held >= RESERVES[3], f"user 3 got {held} lines"
     assert sample(dut.available) <= RESERVES[3] + USERS, "refused user sees no pressure"
     bench.sinks[1].paused = False
-    for _ in range(100):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 100)
     assert len(bench.owned[1]) >= RESERVES[3], f"user 1 got only {len(bench.owned[1])}"
     await bench.settle()
 
@@ -148,8 +144,7 @@ async def rate(dut):
     await start(dut)
     for users in (1, 2):
         bench.sinks[users - 1].paused = False
-        for _ in range(10):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 10)
         before = bench.taken
         cycles = 200
         for _ in range(cycles):
@@ -174,8 +169,7 @@ async def gives_back_twice(dut):
     for source in bench.sources[:2]:
         source.send(line)
         await source.drained()
-    for _ in range(20):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 20)
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")

@@ -10,7 +10,16 @@ from cocotb.triggers import FallingEdge, RisingEdge
 from cocotb_tests.fields import ANY, check_fields
 from cocotb_tests.nvme.nvme_bench import bench_config
 from cocotb_tests.runner import simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, unpack, wait_until
+from cocotb_tests.streams import (
+    StreamSink,
+    StreamSource,
+    cycles_pass,
+    pack,
+    sample,
+    start,
+    unpack,
+    wait_until,
+)
 from hdl.flow.host_command import HostOpcode, Status, completion
 from hdl.nvme.codes import DATA_PATH_CODES, StatusCode, status_field
 from hdl.nvme.commands.slots import SlotTable
@@ -149,8 +158,7 @@ async def aborts_hit_who_they_name(dut):
         await host.end(slot)
         ends = host.ends
         host.abort.send(queue=2, identifier=VICTIM, by=ABORT)
-        for _ in range(wait):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, wait)
         assert await host.store(2, OTHER) == slot
         await wait_until(dut, lambda n=ends: host.ends > n, cycles=600, what="the Abort")
         assert (2, OTHER) not in host.cancels, f"{wait}: another command has been aborted"
@@ -185,8 +193,7 @@ async def parts_are_counted_whoever_begins(dut):
         slot = await host.store(1, VICTIM, parts=PARTS)
         for left in reversed(range(PARTS)):
             host.completion.send(slot=slot, status=Status.SUCCESS)
-            for _ in range(wait):
-                await RisingEdge(dut.clk)
+            await cycles_pass(dut.clk, wait)
             other = await host.store(2, OTHER)
             part = await parts.receive(cycles=50)
             check_fields(part, {"slot": slot, "lowest": left == 0}, f"{wait}: {left} are left")
@@ -207,15 +214,13 @@ async def aborts_are_noted_whoever_begins(dut):
         victim = await host.store(2, VICTIM)
         ends = host.ends
         host.abort.send(queue=2, identifier=VICTIM, by=ABORT)
-        for _ in range(4 * victim + wait):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 4 * victim + wait)
         other = await host.store(1, OTHER)
         await wait_until(dut, lambda n=ends: host.ends > n, cycles=600, what="the Abort")
         await host.end(victim)
         await host.end(other)
         await host.ends_are([(2, VICTIM, ABORTED), (0, ABORT, 0), (1, OTHER, 0)])
-        for _ in range(20):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 20)
         assert not host.finished, f"{wait}: one end too many"
 
 

@@ -10,7 +10,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.parity.parity_config import config_of
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start
+from cocotb_tests.streams import StreamSink, StreamSource, cycles_pass, pack, sample, start
 from hdl.parity import engine as engine_module
 from hdl.parity.engine import (
     ParityEngine,
@@ -87,8 +87,7 @@ class Bench:
                 assert (beat.tag, beat.beat) == (tag, number)
                 assert beat.last == (number == self.config.beats - 1)
                 assert beat.data == wanted, f"block with tag {tag}, beat {number}"
-        for _ in range(2 * DRAIN_LATENCY):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 2 * DRAIN_LATENCY)
         assert self.beats.idle
         assert self.drain.idle
         assert self.output.idle

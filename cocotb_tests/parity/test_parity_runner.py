@@ -3,14 +3,22 @@
 import os
 import random
 from collections import deque
+from collections.abc import Iterator
 
 import cocotb
 import pytest
-from cocotb.triggers import RisingEdge
 
 from cocotb_tests.parity.parity_config import config_of
 from cocotb_tests.runner import SimulationError, converted, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
+from cocotb_tests.streams import (
+    StreamSink,
+    StreamSource,
+    cycles_pass,
+    every_cycle,
+    sample,
+    start,
+    wait_until,
+)
 from hdl.config import BLOCK_BYTES, PIECES
 from hdl.flow.line import write_beat
 from hdl.flow.parity_pass import StepKind, pass_done, step
@@ -53,7 +61,7 @@ class Lines:
             active=active,
             callback=self._write,
         )
-        cocotb.start_soon(self._read())
+        every_cycle(dut.clk, self._read())
 
     def _write(self, beat) -> None:
         assert beat.mask == (1 << self.config.beat_dwords) - 1
@@ -66,7 +74,7 @@ class Lines:
         line, beat = divmod(address, self.config.beats)
         return line, beat * self.config.beat_bytes
 
-    async def _read(self) -> None:
+    def _read(self) -> Iterator[None]:
         dut = self.dut
         valid = dut.line_read__request__valid
         payload = dut.line_read__request__payload
@@ -77,7 +85,7 @@ class Lines:
         while True:
             go = self.active >= 1 or self.random.random() < self.active
             ready.value = int(go)
-            await RisingEdge(dut.clk)
+            yield
             self.cycle += 1
             answer = None
             if go and sample(valid):
@@ -188,8 +196,7 @@ class Bench:
             await self.finish_one()
         await wait_until(self.dut, lambda: not sample(self.dut.busy), cycles=50, what="idle")
         writes = self.lines.writes
-        for _ in range(4 * READ_LATENCY):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 4 * READ_LATENCY)
         assert not sample(self.dut.busy)
         assert self.step.idle
         assert self.done.idle

@@ -2,12 +2,12 @@
 
 import os
 import random
+from collections.abc import Iterator
 
-import cocotb
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.pcie.pcie_models import CompletionModel, apply_beat, host_word
-from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, every_cycle, sample, start, wait_until
 from hdl.config import Config
 from hdl.flow.host_memory import Kind, inbox_beat, inbox_dwords, read_done, read_request
 from hdl.flow.line import write_beat
@@ -98,14 +98,14 @@ class Bench:
 
     async def start(self):
         await start(self.dut)
-        cocotb.start_soon(self._clock())
-        cocotb.start_soon(self._complete())
-        cocotb.start_soon(self._drop())
-        cocotb.start_soon(self._leave())
+        every_cycle(self.dut.clk, self._clock())
+        every_cycle(self.dut.clk, self._complete())
+        every_cycle(self.dut.clk, self._drop())
+        every_cycle(self.dut.clk, self._leave())
 
-    async def _clock(self):
+    def _clock(self) -> Iterator[None]:
         while True:
-            await RisingEdge(self.dut.clk)
+            yield
             self.cycle += 1
             self.dut.now.value = self.cycle
             if sample(self.dut.completion__valid) and sample(self.dut.completion__ready):
@@ -122,9 +122,9 @@ class Bench:
                 calm = 0
                 self.cycle = min(end, max(self.cycle, sample(self.dut.deadline)))
 
-    async def _complete(self):
+    def _complete(self) -> Iterator[None]:
         while True:
-            await RisingEdge(self.dut.clk)
+            yield
             if self.hold or self.completion.waiting > 4:
                 continue
             if self.model.waiting < 6 and self.rng.random() < 0.9 and self.active < 1.0:
@@ -133,24 +133,24 @@ class Bench:
             if beats:
                 self.completion.send_all(beats)
 
-    async def _drop(self):
+    def _drop(self) -> Iterator[None]:
         dut = self.dut
         while True:
-            await RisingEdge(dut.clk)
+            yield
             if not self.dropped:
                 continue
             dut.drop__payload.value = self.dropped.pop(0)
             dut.drop__valid.value = 1
-            await RisingEdge(dut.clk)
+            yield
             while not sample(dut.drop__ready):
-                await RisingEdge(dut.clk)
+                yield
             dut.drop__valid.value = 0
 
-    async def _leave(self):
+    def _leave(self) -> Iterator[None]:
         """The hard block takes requests in order."""
         dut = self.dut
         while True:
-            await RisingEdge(dut.clk)
+            yield
             leaves = self.leaves and self.unsent
             dut.sent__valid.value = int(bool(leaves))
             if leaves:

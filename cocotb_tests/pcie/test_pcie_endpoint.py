@@ -24,7 +24,7 @@ from cocotb_tests.pcie.pcie_bench import (
 )
 from cocotb_tests.pcie.series7_model import Series7Host
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import sample, wait_until
+from cocotb_tests.streams import cycles_pass, sample, wait_until
 from hdl.pcie.dma.reader import HostReader
 from hdl.pcie.dma.writer import ChunkReader
 from hdl.pcie.phy.series7 import Series7Shim
@@ -132,8 +132,7 @@ async def crowded_copies(dut):
     async def crowd():
         while True:
             dut.crowd.value = bench.rng.choice((0, 1, 3, 7, 7))
-            for _ in range(bench.rng.randrange(200)):
-                await RisingEdge(dut.clk)
+            await cycles_pass(dut.clk, bench.rng.randrange(200))
 
     def pauses():
         while True:
@@ -311,11 +310,9 @@ async def bus_master_withdrawn(dut):
 
     async def interrupt():
         for pause in (3, 300, 3 * TIMEOUT):
-            for _ in range(bench.rng.randrange(200, 900)):
-                await RisingEdge(dut.clk)
+            await cycles_pass(dut.clk, bench.rng.randrange(200, 900))
             await host.withdraw_bus_master()
-            for _ in range(pause):
-                await RisingEdge(dut.clk)
+            await cycles_pass(dut.clk, pause)
             assert not host.request_beats, "a request left without bus mastering"
             dut._log.info("bus mastering was off, %d reads out", host.outstanding)
             await host.restore_bus_master()
@@ -345,8 +342,7 @@ async def attributes(dut):
         control.enable_relaxed_ordering = relaxed
         control.ido_request_enable = by_id
         control.ido_completion_enable = of_completions
-        for _ in range(16):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 16)
         sent.clear()
         bench.read.clear()
         bench.written.clear()
@@ -382,8 +378,7 @@ async def discarded(dut):
         bench.fetch(line, [(base, 1024, 1024 * line)])
         bench.deliver(line + 4, [(base, 1024, 1024 * line)])
         bench.post.send(address=base, dwords=4, data=5)
-    for _ in range(200):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 200)
     assert not bench.read
     assert not sample(dut.host__idle)
     dut.host__discard.value = 1
@@ -412,11 +407,9 @@ async def stalled_requests(dut):
 
     async def stall():
         for _ in range(2):
-            for _ in range(bench.rng.randrange(100, 400)):
-                await RisingEdge(dut.clk)
+            await cycles_pass(dut.clk, bench.rng.randrange(100, 400))
             host.stall_requests(True)
-            for _ in range(3 * TIMEOUT):
-                await RisingEdge(dut.clk)
+            await cycles_pass(dut.clk, 3 * TIMEOUT)
             host.stall_requests(False)
 
     stalling = cocotb.start_soon(stall())
@@ -447,8 +440,7 @@ async def register_latency(dut):
             bench.written.clear()
 
     loads = cocotb.start_soon(load())
-    for _ in range(300):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 300)
     # From the access inside to the first beat of the answer at the block.
     waits = []
     answers = host.rules.answers
@@ -496,17 +488,14 @@ async def messages_withheld(dut):
     for number in range(1, 41):
         withheld = rng.random() < 0.5
         host.stall_requests(True)
-        for _ in range(20):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 20)
         # Something that stands at the block's edge, then the message.
         bench.post.send(address=base + 1024, dwords=4, data=number)
         bench.post.send(address=base + 2048, dwords=4, data=number)
         bench.post.send(address=base + 8 * number, dwords=1, message=1, data=number)
-        for _ in range(rng.randrange(30, 60)):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, rng.randrange(30, 60))
         dut.host__messages__withhold.value = int(withheld)
-        for _ in range(2):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 2)
         host.stall_requests(False)
         await wait_until(
             dut, lambda number=number: sum(ends.values()) == number, cycles=500, what="an end"

@@ -2,7 +2,6 @@
 
 import cocotb
 import pytest
-from cocotb.triggers import RisingEdge
 
 from cocotb_tests.pcie.hard_block import PAGE_BYTES
 from cocotb_tests.pcie.pcie_bench import (
@@ -15,7 +14,7 @@ from cocotb_tests.pcie.pcie_bench import (
     run_endpoint,
 )
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import sample, wait_until
+from cocotb_tests.streams import cycles_pass, sample, wait_until
 from hdl.flow.host_memory import Kind
 
 
@@ -36,12 +35,10 @@ async def link_resets(dut):
         for line in range(blocks):
             bench.fetch(line, bench.pieces(base + 4 + line * PAGE_BYTES, line))
             bench.deliver(line + blocks, bench.pieces(base + 4 + line * PAGE_BYTES, line + blocks))
-        for _ in range(rng.randrange(50, 1500)):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, rng.randrange(50, 1500))
         if turn % 2:
             host.stall_requests(True)
-        for _ in range(rng.randrange(100)):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, rng.randrange(100))
         await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.host__discard)
         await wait_until(
             dut,
@@ -86,31 +83,25 @@ async def link_resets_of_unsent_reads(dut):
 
     host.rc.reads.latency_ns = (3000, 3500)
     fetch(0)
-    for _ in range(100):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 100)
     host.rc.reads.latency_ns = (50_000, 60_000)
     for line in range(1, tags):
         fetch(line)
     await wait_until(dut, lambda: 0 in bench.read, cycles=3000, what="the first read")
-    for _ in range(600):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 600)
     bench.read.clear()
     host.stall_requests(True)
-    for _ in range(10):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 10)
     bench.deliver(last, [(base + 60 * PAGE_BYTES, rng.randrange(60, 257), last * 1024)])
-    for _ in range(150):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 150)
     # Takes the tag that is left, and stands behind the write. The next one waits for a tag.
     fetch(0)
-    for _ in range(60):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 60)
     bench.read_done.active = rng.choice((0.06, 0.12, 0.2, 0.3))
     bench.read_request.send(
         kind=Kind.LIST, index=5, last=1, address=base, dwords=16, target=0
     )
-    for _ in range(rng.randrange(40)):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, rng.randrange(40))
     await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.host__discard)
     await wait_until(
         dut,
@@ -135,8 +126,7 @@ async def link_resets_of_short_reads(dut):
         for line in range(lines):
             # More of them than have tags: some ask for one as the link goes down.
             bench.fetch(line, [(base + (line % 32) * PAGE_BYTES, 128, line * 1024)])
-        for _ in range(rng.randrange(400, 600)):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, rng.randrange(400, 600))
         bench.read_done.active = 0.12
         await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.host__discard)
         await wait_until(

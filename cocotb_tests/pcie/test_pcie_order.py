@@ -11,7 +11,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from cocotb_tests.pcie.pcie_bench import CONFIG, PAGE_BYTES, SHIM, Bench, run_endpoint
 from cocotb_tests.pcie.pcie_host import DRAIN_CYCLES
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import sample, start, wait_until
+from cocotb_tests.streams import cycles_pass, sample, start, wait_until
 from hdl.pcie.ordering import ReadCredits, SequenceNumbers, WritesAhead
 from hdl.pcie.tlp import CREDITS_MOST
 
@@ -167,8 +167,7 @@ async def writes_that_are_dropped_hold_nothing(dut):
     assert not sample(dut.host__posted)
     await reading
     order.host.function.bus_master_enable = True
-    for _ in range(64):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 64)
     # The numbers go on from there.
     for _ in range(40):
         order.send_letter()

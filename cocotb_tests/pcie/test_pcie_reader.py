@@ -11,7 +11,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.pcie.pcie_models import CompletionModel
 from cocotb_tests.pcie.pcie_reader_bench import TIMEOUT, Bench, reader_config
 from cocotb_tests.runner import SimulationError, converted, simulate
-from cocotb_tests.streams import sample, wait_until
+from cocotb_tests.streams import cycles_pass, sample, wait_until
 from hdl.flow.host_memory import Kind
 from hdl.pcie.dma.landing import Landing
 from hdl.pcie.dma.reader import HostReader
@@ -117,8 +117,7 @@ async def streaming_rate(dut):
         bench.completion.send_all(packet)
     bench.completion.paused = False
     for _ in range(16):
-        for _ in range(beats):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, beats)
         while (bench.completion.sent - taken_before) % beats:
             await RisingEdge(dut.clk)
         bench.completion.paused = True
@@ -152,8 +151,7 @@ async def held_requests(dut):
     dut.hold.value = 1
     bench.hold = True
     bench.request.send_all(bench.random_transfers(20))
-    for _ in range(5 * TIMEOUT):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 5 * TIMEOUT)
     assert bench.tlps
     assert not bench.answers
     dut.hold.value = 0
@@ -173,8 +171,7 @@ async def space_reserved(dut):
         bench.request.send_all(
             bench.transfer(Kind.BLOCK, index, [(0x40000 + index * 4096 + 4, 1023, index * 1024)])
         )
-    for _ in range(3000):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 3000)
     spans = [
         (tlp["address"] + 4 * tlp["dwords"] - 1) // rcb - tlp["address"] // rcb + 1
         for tlp in bench.tlps
@@ -205,8 +202,7 @@ async def boundary_changes(dut):
         for index in range(6):
             parts = [(0x40000 + index * 4096, 1024, index * 1024)]
             bench.request.send_all(bench.transfer(Kind.BLOCK, index, parts))
-        for _ in range(CLEARING + bench.rng.randrange(60)):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, CLEARING + bench.rng.randrange(60))
         dut.status__rcb.value = boundary
         bench.hold = False
         await bench.finish(errors=False)
@@ -218,8 +214,7 @@ async def extended_tags(dut):
     bench = Bench(dut)
     await bench.start()
     tags = bench.config.read_tags
-    for _ in range(CLEARING):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, CLEARING)
     for extended in (0, 1, 0, 1, 1, 0):
         dut.status__extended_tag.value = extended
         bench.forget()
@@ -228,8 +223,7 @@ async def extended_tags(dut):
         for index in range(64):
             parts = [(0x40000 + 4096 * index, 4, 1024 * index)]
             bench.request.send_all(bench.transfer(Kind.BLOCK, index, parts))
-        for _ in range(700):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 700)
         assert extended or not sample(dut.busy), "busy with nothing to do but wait"
         bench.hold = False
         used = {tlp["tag"] for tlp in bench.tlps}
@@ -257,8 +251,7 @@ async def completion_timeouts(dut):
     bench = Bench(dut)
     await bench.start()
     config = bench.config
-    for _ in range(CLEARING):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, CLEARING)
     bench.hold = True
     cycles_a_us = config.clock_hz // 1_000_000
     for code, (low, high) in RANGES_US.items():
@@ -272,8 +265,7 @@ async def completion_timeouts(dut):
             await bench.jump(2 * high * cycles_a_us)
             assert not bench.answers, f"code {code:#x}: a request that has not left timed out"
             bench.leaves = True
-            for _ in range(8):
-                await RisingEdge(dut.clk)
+            await cycles_pass(dut.clk, 8)
             began = bench.cycle
             await bench.jump(2 * high * cycles_a_us)
             if patient:
@@ -299,8 +291,7 @@ async def tags_stay_with_the_block(dut):
     await bench.start()
     dut.tracks.value = 1
     bench.hold = True
-    for _ in range(CLEARING):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, CLEARING)
     a_us = bench.config.clock_hz // 1_000_000
 
     async def lose() -> int:
@@ -323,8 +314,7 @@ async def tags_stay_with_the_block(dut):
     async def tell() -> None:
         """The last completion comes after all."""
         bench.completion.send_all(bench.model.next_beats())
-        for _ in range(16):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 16)
 
     for code, (_, high) in RANGES_US.items():
         dut.status__completion_timeout.value = code

@@ -7,7 +7,6 @@ from the PCIe base specification (2.2.9, 2.3.1, 2.7.2).
 
 import cocotb
 import pytest
-from cocotb.triggers import RisingEdge
 from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpAttr, TlpTc, TlpType
 from cocotbext.pcie.core.utils import PcieId
 from cocotbext.pcie.xilinx.us.interface import UsPcieFrame
@@ -15,7 +14,7 @@ from cocotbext.pcie.xilinx.us.tlp import Tlp_us
 
 from cocotb_tests.pcie.pcie_bench import SHIM, Bench, run_endpoint
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import wait_until
+from cocotb_tests.streams import cycles_pass, wait_until
 from hdl.flow.register_bus import BAR_BITS
 from hdl.pcie.phy.completer import NON_POSTED
 
@@ -183,8 +182,7 @@ async def requests(dut):
             cycles=5000,
             what="every request answered",
         )
-        for _ in range(bench.rng.randrange(60)):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, bench.rng.randrange(60))
     await bench.settle()
     for expected, answer in zip(source.expected, found, strict=True):
         check(*expected, answer)

@@ -10,7 +10,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.pcie.pcie_models import LineMemory
 from cocotb_tests.runner import SimulationError, converted, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, cycles_pass, sample, start, wait_until
 from hdl.config import Config
 from hdl.flow.host_memory import write_request
 from hdl.flow.post import post
@@ -183,8 +183,7 @@ class Bench:
             cycles=60_000,
             what="all transfers done",
         )
-        for _ in range(5):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 5)
         assert self.host == self.expected
         assert not self.packet
         assert all(due == 0 for due in self.due.values())
@@ -236,8 +235,7 @@ async def posts_pass(dut):
     bench = Bench(dut)
     await bench.start()
     bench.random_transfers(20)
-    for _ in range(200):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 200)
     for _ in range(10):
         before = len(bench.order)
         bench.send_post(-1)
@@ -272,8 +270,7 @@ async def posts_after_short_packets(dut):
         bench.transfer(line, parts)
     for _ in range(150):
         bench.tlp.paused = not bench.tlp.paused
-        for _ in range(bench.rng.randint(1, 16)):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, bench.rng.randint(1, 16))
     bench.tlp.paused = False
     await bench.finish()
     assert bench.order.count("post") >= bench.config.lines

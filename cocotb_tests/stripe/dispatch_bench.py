@@ -14,7 +14,7 @@ from cocotb_tests.array.array_models import (
     random_recovery,
 )
 from cocotb_tests.fields import ANY, check_fields
-from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, cycles_pass, pack, sample, wait_until
 from hdl.config import DATA_OFFSET_BLOCKS, ERA_BITS, MAX_DRIVES, Config, board, small
 from hdl.flow.array_state import ArrayState
 from hdl.flow.extent import expected, extent
@@ -476,8 +476,7 @@ class Bench:
             await wait_until(
                 self.dut, lambda: not any(sample(p) for p in parts), cycles=200, what="mended"
             )
-        for _ in range(4):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 4)
         assert sample(self.dut.busy) == 0, "busy at rest"
         assert self.announced == 0, "flushes are missing"
         assert self.blamed == self.to_blame, "suspect drives of which a flush was refused"

@@ -2,11 +2,10 @@
 
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import inf
 from typing import Self
 
-import cocotb
 from cocotb.triggers import RisingEdge
 from cocotb.utils import get_sim_time
 
@@ -16,7 +15,9 @@ from cocotb_tests.streams import (
     StreamSink,
     StreamSource,
     TableServer,
-    busy_after,
+    check_busy_after,
+    cycles_pass,
+    every_cycle,
     sample,
     start,
     wait_until,
@@ -164,8 +165,8 @@ class Bench:
         dut.drives__used.value = (1 << MAX_DRIVES) - 1
         if config.background:
             dut.arrays__settled.value = 0
-            cocotb.start_soon(self._judge_states())
-        cocotb.start_soon(busy_after(dut, "finished"))
+            every_cycle(dut.clk, self._judge_states())
+        check_busy_after(dut, "finished")
         if config.array_shares:
             # One of two arrays.
             dut.exists.value = 3
@@ -296,13 +297,13 @@ class Bench:
             if key[0] == port and foreign:
                 self.drives.blocks[key] = self.random.randbytes(BLOCK)
 
-    async def _judge_states(self) -> None:
+    def _judge_states(self) -> Iterator[None]:
         """What `hdl.array.states.ArrayStates` says, some time after each change."""
         dut = self.dut
         judging = random.Random(f"{self.random.random()}/states")
         seen, left = None, 0
         while True:
-            await RisingEdge(dut.clk)
+            yield
             now = frozenset(self.failed), frozenset(self.stale), self.array.ports
             if now != seen or self.unsettled:
                 seen, left = now, judging.randint(1, JUDGED_IN)
@@ -651,8 +652,7 @@ async def random_rows(
     """Launches random rows of a few row numbers, so that old contents matter, with up to ``pause``
     cycles in between."""
     for _ in range(rows):
-        for _ in range(bench.random.randint(0, pause)):
-            await RisingEdge(bench.dut.clk)
+        await cycles_pass(bench.dut.clk, bench.random.randint(0, pause))
         row = ROW_STEP * bench.random.randrange(span)
         strips = bench.strips(row)
         kind = RowKind.WRITE

@@ -3,6 +3,7 @@
 import os
 import random
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import cocotb
@@ -11,7 +12,15 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import Out, connect, flipped
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.streams import StreamSink, StreamSource, TableServer, sample, wait_until
+from cocotb_tests.streams import (
+    StreamSink,
+    StreamSource,
+    TableServer,
+    cycles_pass,
+    every_cycle,
+    sample,
+    wait_until,
+)
 from cocotb_tests.stripe.stripe_extents import split
 from cocotb_tests.stripe.stripe_models import (
     BLOCK,
@@ -220,13 +229,15 @@ class Bench:
         sink("fail", self.fail)
         roles = {"roles": "test_walk_rows compares them"}
         sink("walked", self._walked, walked(CONFIG), ignores=roles)
-        cocotb.start_soon(self._clock())
+        every_cycle(dut.clk, self._clock())
 
-    async def _clock(self) -> None:
+    def _clock(self) -> Iterator[None]:
+        now, available, shown = self.dut.now, self.dut.available, None
         while True:
-            self.dut.now.value = self.time
-            self.dut.available.value = len(self.lines.free)
-            await RisingEdge(self.dut.clk)
+            now.value = self.time
+            if shown != len(self.lines.free):
+                shown = available.value = len(self.lines.free)
+            yield
             self.time += 1
 
     def fail(self, port: int) -> None:
@@ -236,8 +247,7 @@ class Bench:
         self.dut.drives__failed.value = sum(1 << one for one in self.failed)
 
     async def _fetch(self, one) -> None:
-        for _ in range(self.random.randrange(60)):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, self.random.randrange(60))
         place, write = self.commands[one.slot].writes[one.offset]
         error = self.random.random() < self.errors
         block = write.block
@@ -392,8 +402,7 @@ class Bench:
             await RisingEdge(self.dut.clk)
         assert not self.commands, f"commands without an answer: {self.commands}"
         assert not self.walking, f"walks without an end: {self.walking}"
-        for _ in range(500):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 500)
         assert not sample(self.dut.busy), "still busy"
         offered = sum(one.offered() for one in self.allocators)
         assert len(self.lines.taken) == offered, f"leaked: {self.lines.taken}"

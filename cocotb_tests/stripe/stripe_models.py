@@ -6,7 +6,7 @@ went where, and through which sums.
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,16 @@ import cocotb
 from cocotb.triggers import Event, RisingEdge
 from cocotb.utils import get_sim_time
 
-from cocotb_tests.streams import Packing, StreamSink, StreamSource, TableServer, sample, unpack
+from cocotb_tests.streams import (
+    Packing,
+    StreamSink,
+    StreamSource,
+    TableServer,
+    cycles_pass,
+    every_cycle,
+    sample,
+    unpack,
+)
 from hdl.config import DATA_OFFSET_BLOCKS, PIECES, Config
 from hdl.flow.geometry import Rotation, geometry
 from hdl.flow.intention import intention
@@ -182,6 +191,7 @@ class Tables:
         self._arrays = arrays
         self._geometry = Packing(geometry(config))
         self._address = member_address(config)
+        self._geometries: dict[int, tuple[ArrayModel, int]] = {}
         self._members: dict[int, tuple[int, int]] = {}
         TableServer(dut, "reads__geometry" if members else "geometry_read", self.geometry_of)
         if members:
@@ -195,7 +205,12 @@ class Tables:
         """The packed geometry of an array."""
         if address >= len(self._arrays):
             return 0
-        return self._geometry(**self._arrays[address].geometry(self._config))
+        array = self._arrays[address]
+        packed = self._geometries.get(address)
+        if packed is None or packed[0] is not array:
+            bits = self._geometry(**array.geometry(self._config))
+            packed = self._geometries[address] = array, bits
+        return packed[1]
 
     def _member(self, address: int) -> int:
         if address not in self._members:
@@ -251,9 +266,9 @@ class Allocator:
         self._payload = getattr(dut, f"{name}__payload")
         self._ready = getattr(dut, f"{name}__ready")
         self._valid.value = 0
-        cocotb.start_soon(self._run(dut.clk))
+        every_cycle(dut.clk, self._run())
 
-    async def _run(self, clock) -> None:
+    def _run(self) -> Iterator[None]:
         offered = None
         while True:
             if offered is None and len(self._lines.free) > self._reserve:
@@ -261,7 +276,7 @@ class Allocator:
                     offered = self._lines.take(f"offered by {self._name}")
                     self._payload.value = offered
                     self._valid.value = 1
-            await RisingEdge(clock)
+            yield
             if offered is not None and sample(self._ready):
                 self._lines.taken[offered] = self._name
                 offered = None
@@ -419,8 +434,7 @@ class DrivesModel:
         self.outstanding_flush = True
         self.flushes += 1
         held, before, spoilt = dict(self.blocks), dict(self.stored), set(self.spoilt)
-        for _ in range(self._random.randrange(1, 2 * self.latency)):
-            await RisingEdge(self._clock)
+        await cycles_pass(self._clock, self._random.randrange(1, 2 * self.latency))
         self.flushing()
         told = 0
         for port in range(ports.bit_length()):
@@ -467,8 +481,7 @@ class DrivesModel:
         assert self.wants_fua(one) in (None, one.fua), f"{one} should{' not' * one.fua} be FUA"
         if self._marks and writes and not self.needs_no_mark(one.index, one.port):
             assert one.index in self.begun, f"slot {one.index} writes unannounced"
-        for _ in range(self._random.randrange(1, self.latency)):
-            await RisingEdge(self._clock)
+        await cycles_pass(self._clock, self._random.randrange(1, self.latency))
         if key in self.held:
             await self.held[key].wait()
         status = DriveStatus.GOOD
@@ -559,8 +572,7 @@ class DrivesModel:
         landed = self._random.randbytes(BLOCK)
         self.lines.write(one.line, landed)
         for number in range(count):
-            for _ in range(self._random.randint(0, pause)):
-                await RisingEdge(self._clock)
+            await cycles_pass(self._clock, self._random.randint(0, pause))
             landed = block[: number + 1] + landed[number + 1 :]
             self.lines.write(one.line, landed)
             self._piece.send(seat=one.early.seat, number=number)
@@ -583,6 +595,7 @@ class ParityModel:
         self._random = random.Random(f"{seed}/parity")
         self._clock = dut.clk
         self._steps: deque = deque()
+        self._taken = Event()
         self._done = StreamSource(
             dut, "pass_done", layout=pass_done(config), active=active, seed=seed
         )
@@ -592,7 +605,7 @@ class ParityModel:
             layout=step(config),
             active=active,
             seed=seed,
-            callback=self._steps.append,
+            callback=self._take,
             ignores=STEP_IGNORES,
         )
         cocotb.start_soon(self._run())
@@ -601,11 +614,15 @@ class ParityModel:
     def idle(self) -> bool:
         return not self._steps
 
+    def _take(self, one) -> None:
+        self._steps.append(one)
+        self._taken.set()
+
     async def _next(self):
         while not self._steps:
-            await RisingEdge(self._clock)
-        for _ in range(self._random.randrange(4)):
-            await RisingEdge(self._clock)
+            self._taken.clear()
+            await self._taken.wait()
+        await cycles_pass(self._clock, self._random.randrange(4))
         return self._steps.popleft()
 
     async def _run(self) -> None:

@@ -10,7 +10,15 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
+from cocotb_tests.streams import (
+    StreamSink,
+    StreamSource,
+    cycles_pass,
+    pack,
+    sample,
+    start,
+    wait_until,
+)
 from hdl.config import PIECES, Config, board
 from hdl.flow.parity_pass import StepKind, pass_done, step
 from hdl.flow.piece import PIECE_CYCLES, piece
@@ -119,8 +127,7 @@ class Bench:
                 assert number == row.passes, f"piece {number}, not {row.passes}"
                 assert number < row.whole_pieces(), f"piece {number} before all blocks have it"
                 row.passes += 1
-            for _ in range(self.random.choice((0, 3, 30))):
-                await RisingEdge(self.dut.clk)
+            await cycles_pass(self.dut.clk, self.random.choice((0, 3, 30)))
             mark = {"any": int(number is not None), "number": number or 0}
             nonzero = self.random.getrandbits(CONFIG.parities) if number is None else 0
             if number is None:
@@ -160,8 +167,7 @@ class Bench:
         over: list[Row] = []
         begun = 0
         while begun < ROWS or self.rows:
-            for _ in range(self.random.randrange(20)):
-                await RisingEdge(self.dut.clk)
+            await cycles_pass(self.dut.clk, self.random.randrange(20))
             if over:
                 row = over.pop()
                 row.settled = True
@@ -179,8 +185,7 @@ class Bench:
                 self.rows[row.seat] = row
                 cocotb.start_soon(self._land(row, over))
                 for one in row.steps:
-                    for _ in range(self.random.randrange(4)):
-                        await RisingEdge(self.dut.clk)
+                    await cycles_pass(self.dut.clk, self.random.randrange(4))
                     bits = pack(step(CONFIG), **one, index=slot)
                     await self._strobe("record", recorded=bits, record_seat=row.seat)
 
@@ -188,8 +193,7 @@ class Bench:
         """Blocks land at their own speeds; those of a row that is not good may break off, and its
         last pieces are told of when its reads have ended. Those must be taken in time, so no other
         row has pieces then."""
-        for _ in range(8):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 8)
         wanted = [PIECES] * row.blocks
         late = 0
         if not row.good:
@@ -203,20 +207,18 @@ class Bench:
                 self.ending = row
                 await self.piece.drained()
                 await self._end(row, over)
-                for _ in range(self.random.randrange(PIECE_CYCLES - MOST_CYCLES * late)):
-                    await RisingEdge(self.dut.clk)
+                pause = self.random.randrange(PIECE_CYCLES - MOST_CYCLES * late)
+                await cycles_pass(self.dut.clk, pause)
             lands = [n for n in range(row.blocks) if row.landed[n] < wanted[n]]
             block = self.random.choices(lands, [chances[n] + 0.01 for n in lands])[0]
             row.landed[block] += 1
             self.piece.send(seat=row.seat, number=row.landed[block] - 1)
             await self.piece.drained()
-            for _ in range(0 if left < late else self.random.choice((0, 0, 0, 20))):
-                await RisingEdge(self.dut.clk)
+            await cycles_pass(self.dut.clk, 0 if left < late else self.random.choice((0, 0, 0, 20)))
         if self.ending is row:
             self.ending = None
         if sum(wanted) < late or not late:
-            for _ in range(self.random.choice((len(row.steps) * 8, 400))):
-                await RisingEdge(self.dut.clk)
+            await cycles_pass(self.dut.clk, self.random.choice((len(row.steps) * 8, 400)))
             over.append(row)
 
     async def _end(self, row: Row, over: list[Row]) -> None:
@@ -236,8 +238,7 @@ class Bench:
             self.whole_steps.extend(steps)
             self.whole.send_all(steps)
             self.whole_done.append(index)
-            for _ in range(self.random.choice((0, 0, 200, 400))):
-                await RisingEdge(self.dut.clk)
+            await cycles_pass(self.dut.clk, self.random.choice((0, 0, 200, 400)))
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -257,8 +258,7 @@ async def pieces_are_worked_out_as_they_land(dut):
     await wait_until(
         dut, lambda: bench.ended == ROWS + WHOLE, cycles=PATIENCE, what="the last answers"
     )
-    for _ in range(PIECE_CYCLES):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, PIECE_CYCLES)
     assert not bench.rows and not bench.whole_steps and not bench.engine
     assert not sample(dut.busy)
     watch.check()

@@ -3,6 +3,7 @@
 import os
 import random
 from collections import Counter, deque
+from collections.abc import Iterator
 
 import cocotb
 import pytest
@@ -12,7 +13,9 @@ from cocotb_tests.runner import SimulationError, converted, simulate
 from cocotb_tests.streams import (
     StreamSink,
     StreamSource,
-    busy_after,
+    check_busy_after,
+    cycles_pass,
+    every_cycle,
     sample,
     start,
     unpack,
@@ -91,22 +94,23 @@ class Bench:
         sink("free", self.lines.give_back)
         sink("fetch_failed", self._fetch_failed, committed(CONFIG))
         sink("launch", self.launched.append)
-        cocotb.start_soon(self._clock())
-        cocotb.start_soon(busy_after(dut, "extent"))
-        cocotb.start_soon(self._sequence())
+        every_cycle(dut.clk, self._clock())
+        check_busy_after(dut, "extent")
+        every_cycle(dut.clk, self._sequence())
 
-    async def _clock(self) -> None:
+    def _clock(self) -> Iterator[None]:
+        now, available, shown = self.dut.now, self.dut.available, None
         while True:
-            self.dut.now.value = self.time & ((1 << TIME_BITS) - 1)
-            self.dut.available.value = len(self.lines.free)
-            await RisingEdge(self.dut.clk)
+            now.value = self.time & ((1 << TIME_BITS) - 1)
+            if shown != len(self.lines.free):
+                shown = available.value = len(self.lines.free)
+            yield
             self.time += 1
 
     async def _fetch(self, one) -> None:
         self.fetch_times.append(self.time)
         self.fetches[one.line] = one.slot, one.offset
-        for _ in range(self.random.randrange(60)):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, self.random.randrange(60))
         error = self.random.random() < self.errors
         if error:
             self.failed_blocks += 1
@@ -127,15 +131,15 @@ class Bench:
         if not self.owed[slot]:
             self.slots.append(slot)
 
-    async def _sequence(self) -> None:
+    def _sequence(self) -> Iterator[None]:
         """Reads what is launched as the sequencer would, then retires it after a while."""
         while True:
             while not self.launched:
-                await RisingEdge(self.dut.clk)
+                yield
             slot = self.launched.popleft()
             self.dut.row_read__address.value = slot
-            await RisingEdge(self.dut.clk)
-            await RisingEdge(self.dut.clk)
+            yield
+            yield
             row = unpack(ROW, sample(self.dut.row_read__data))
             assert row.array == 1 and not row.failed
             # Without parity each strip is a row of its own, named by its place.
@@ -150,8 +154,8 @@ class Bench:
             strips = []
             for index in joined:
                 self.dut.strip_read__address.value = slot * 32 + index
-                await RisingEdge(self.dut.clk)
-                await RisingEdge(self.dut.clk)
+                yield
+                yield
                 strip = unpack(STRIP, sample(self.dut.strip_read__data))
                 expected = self.blocks[strip.slot, strip.offset]
                 found = row.base, row.row, first + index
@@ -167,8 +171,7 @@ class Bench:
             cocotb.start_soon(self._retire(slot, key, row.kind, strips))
 
     async def _retire(self, slot: int, key, kind, strips) -> None:
-        for _ in range(self.random.randrange(self.retire)):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, self.random.randrange(self.retire))
         while self.hold_retirements:
             await RisingEdge(self.dut.clk)
         for strip in strips:
@@ -211,8 +214,7 @@ class Bench:
                 break
             await RisingEdge(self.dut.clk)
         assert len(self.slots) == CONFIG.commands, f"commands without an answer: {+self.owed}"
-        for _ in range(200):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 200)
         # A row that has lost all its blocks, as none could be fetched, stays open for its time.
         for _ in range(LIMIT_CYCLES if self.errors else 0):
             if sample(self.dut.deadline) == NEVER:
@@ -381,8 +383,7 @@ async def reports_cycles_per_block(dut):
     bench = bench_of(dut)
     bench.retire = 2
     await start(dut)
-    for _ in range(60):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 60)
     for blocks in (1, 32):
         bench.fetch_times.clear()
         for number in range(24):

@@ -10,7 +10,7 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import pack, sample, start
+from cocotb_tests.streams import cycles_pass, pack, sample, start
 from cocotb_tests.stripe.stripe_extents import split
 from cocotb_tests.stripe.stripe_models import ArrayModel
 from hdl.config import Config
@@ -75,8 +75,7 @@ class Bench:
         await RisingEdge(self.dut.clk)
         self.dut.note.value = 0
         self.dut.geometry.value = pack(geometry(CONFIG), **self.array.geometry(CONFIG))
-        for _ in range(2):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, 2)
         return bool(sample(self.dut.gathers))
 
     async def read(self, block: int, blocks: int) -> int:

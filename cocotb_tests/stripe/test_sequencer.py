@@ -12,7 +12,7 @@ from amaranth.lib.wiring import connect, flipped
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import CLOCK_PERIOD_NS, TableServer, start, wait_until
+from cocotb_tests.streams import CLOCK_PERIOD_NS, TableServer, cycles_pass, start, wait_until
 from cocotb_tests.stripe.row_runs import KeepsLines, must_catch, run_rows
 from cocotb_tests.stripe.sequencer_bench import (
     ARRAYS,
@@ -61,8 +61,7 @@ async def keeps_rows_with_drives_failing_in_between(dut):
     for port in bench.random.sample(bench.array.ports[: bench.array.width], tolerated):
         await random_rows(bench, rows=30, span=8)
         bench.drives.gone.add(port)
-        for _ in range(bench.random.randrange(60)):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, bench.random.randrange(60))
         if bench.random.random() < 0.5:
             bench.fail(port)
         await random_rows(bench, rows=30, span=8)
@@ -112,8 +111,7 @@ async def recovers_early_whatever_fails(dut):
         bench.drives.unreadable.clear()
     assert not bench.read_faults and not bench.failed
     task = cocotb.start_soon(random_rows(bench, rows=40, span=8, recover=0.9, pause=120))
-    for _ in range(bench.random.randrange(400)):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, bench.random.randrange(400))
     bench.drives.gone.add(bench.random.choice(bench.array.ports[: bench.array.width]))
     await task
     # How many rows find a seat is chance: enough of them.
@@ -395,8 +393,7 @@ async def fails_what_needs_a_mark(dut):
     for row in some_rows(6):
         away = bench.strip_places(row, 1)[0][0]
         bench.fail(away)
-        for _ in range(2 * JUDGED_IN):
-            await RisingEdge(dut.clk)
+        await cycles_pass(dut.clk, 2 * JUDGED_IN)
         entry, _ = await refused_with_fua(bench, row, 1, 2)
         await bench.settle()
         assert bench.failed == {away}
@@ -509,8 +506,7 @@ async def survives_anything(dut):
 async def reports_cycles_per_row(dut):
     bench = bench_of(dut)
     await start(dut)
-    for _ in range(40):
-        await RisingEdge(dut.clk)
+    await cycles_pass(dut.clk, 40)
     strips = bench.strips(0)
     for count in (1, strips):
         bench.drives.counts.clear()

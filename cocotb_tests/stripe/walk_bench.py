@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
-from cocotb.triggers import ClockCycles, RisingEdge
+from cocotb.triggers import ClockCycles
 
-from cocotb_tests.streams import StreamSink, TableServer, wait_until
+from cocotb_tests.streams import StreamSink, TableServer, cycles_pass, wait_until
 from cocotb_tests.stripe.sequencer_bench import ARRAY, PATIENCE, Bench, Row
 from cocotb_tests.stripe.stripe_models import BLOCK
 from hdl.config import ERA_BITS, MAX_DRIVES
@@ -226,5 +226,5 @@ class WalkBench(Bench):
         return [*data.values(), *(sums[parity] for parity in self._parities())]
 
     async def pause(self, cycles: int) -> None:
-        for _ in range(cycles):
-            await RisingEdge(self.dut.clk)
+        await cycles_pass(self.dut.clk, cycles)
+
