@@ -1,9 +1,10 @@
 """Drives that an array needs begin anew under writes, and the host flushes until it is told.
 
-They have some blocks of these writes in their caches, and forget them at random. Another drive may
-be late, so some of the writes end after the host has been told. If the next Flush succeeds, the
-data of these must be there, although their drives have begun anew in the middle of them. What
-ended before may be lost, as the host knows. So may all of it if that Flush is refused as well.
+They have some blocks of these writes in their caches, and forget them at random. They may do so
+twice, and a Flush may be inside as they do. Another drive may be late, so some of the writes end
+after the host has been told. If the next Flush succeeds, the data of these must be there, although
+their drives have begun anew in the middle of them. What ended before may be lost, as the host
+knows. So may all of it if that Flush is refused as well.
 """
 
 import random
@@ -21,6 +22,11 @@ FUAS = 0.2
 LATE, LATE_COMMANDS, LATE_NS = 0.8, 8, 300_000
 """Share of times in which a drive is late, with how many commands at most, and how late at most."""
 FLUSHING_NS = 1_000
+BEFORE, BEFORE_NS = 0.5, 8_000
+"""Share of volumes that are being flushed as drives restart, and since when at most."""
+TWICE, TWICE_NS = 0.5, 400
+"""Share of restarts that are followed by another one, and how soon at most. The first is judged
+then, or the host told of it."""
 SOON_NS = 5_000
 """A write that ends so soon after the host was told may have ended before for the card."""
 
@@ -62,9 +68,20 @@ class Told:
             for first, count in self._places(volume)
         )
         await card.sleep(choose.uniform(0, LATE_NS / 2))
+        told_ns: dict[Volume, float] = {}
+        before = card.spawn(
+            self._flush_before(volume, told_ns)
+            for volume in array.volumes
+            if choose.random() < BEFORE
+        )
+        await card.sleep(choose.uniform(0, BEFORE_NS))
         for port in restarted:
             card.harness.restart_drive(port)
-        told_ns: dict[Volume, float] = {}
+        if choose.random() < TWICE:
+            await card.sleep(choose.uniform(0, TWICE_NS))
+            for port in restarted:
+                card.harness.restart_drive(port)
+            card.outcome.seen["restarts that followed another"] += 1
         while len(told_ns) < len(array.volumes) and not writes.ended:
             for volume in array.volumes:
                 if volume not in told_ns and await self._flush(volume):
@@ -72,6 +89,7 @@ class Told:
             await card.sleep(choose.uniform(0, FLUSHING_NS))
         early = bool(told_ns) and not writes.ended
         await writes.join()
+        await before.join()
         card.harness.drive_fault(late, 0)
         card.outcome.faults["restarts under writes"] += 1
         for volume in array.volumes:
@@ -107,10 +125,16 @@ class Told:
                     volume.model.settle(block, {content})
                 card.outcome.seen["writes that ended after the host was told"] += 1
 
-    async def _flush(self, volume: Volume) -> bool:
+    async def _flush_before(self, volume: Volume, told_ns: dict[Volume, float]) -> None:
+        """A Flush that is inside as drives restart. In a full queue it would be submitted late."""
+        if volume.array.card.nvme.queues[0].room and await self._flush(volume, 0):
+            told_ns[volume] = volume.array.card.harness.now_ns
+
+    async def _flush(self, volume: Volume, queue: int | None = None) -> bool:
         """Whether a Flush is refused."""
         queues = volume.array.card.nvme.queues
-        status = await volume.flush(self._choose.randrange(len(queues)))
+        queue = self._choose.randrange(len(queues)) if queue is None else queue
+        status = await volume.flush(queue)
         assert status in (0, WRITE_FAULT), f"{volume}: a flush ends with {status:#x}"
         return status != 0
 

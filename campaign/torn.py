@@ -44,6 +44,10 @@ nothing."""
 STALLS, STALL_NS = 0.5, 2_000_000
 """Share of restarts before which the drives do not answer, and for how long at most."""
 
+TWICE, TWICE_NS = 0.3, 400
+"""Share of restarts that are followed by another one, and how soon at most. The first is judged
+then, or the host told of it."""
+
 UNREADABLE = 4
 MENDED_NS = 300_000
 
@@ -116,6 +120,11 @@ class Torn:
             card.harness.drive_fault(port, 0)
             card.harness.restart_drive(port)
         self._restarted = True
+        if choose.random() < TWICE:
+            await card.sleep(choose.uniform(0, TWICE_NS))
+            for port in array.ports:
+                card.harness.restart_drive(port)
+            card.outcome.seen["restarts that followed another"] += 1
         if resets:
             told = array.volumes if tells else []
             telling = card.spawn(self._tell(volume, statuses[volume]) for volume in told)

@@ -10,7 +10,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array.array_models import Table, pack_geometry
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import pack, sample, start, unpack, wait_until
+from cocotb_tests.streams import cycles_pass, pack, sample, start, unpack, wait_until
 from hdl.array.states import ArrayStates
 from hdl.config import MAX_DRIVES, Config, small
 from hdl.flow.array_state import ArrayState, array_verdict
@@ -92,6 +92,7 @@ class Bench:
         self.arrays: dict[int, tuple[Layout, list[int]]] = {}
         self.judged: dict[int, dict] = {}
         self.decided: dict[int, tuple[int, int]] = {}
+        self.yielded = 0
         self.news = 0
         self.inconsistent = 0
         dut.changed.value = dut.inconsistent.value = 0
@@ -108,6 +109,7 @@ class Bench:
                 seen = unpack(shape, sample(self.dut.verdicts__verdict))
                 self.judged[seen.array] = seen
                 self.decided[seen.array] = sample(self.dut.yields), sample(self.dut.keeps)
+                self.yielded |= self.decided[seen.array][0]
 
     def create(self, array: int, layout: Layout, ports: list[int]) -> None:
         self.arrays[array] = layout, ports
@@ -247,6 +249,32 @@ async def keeps_who_is_needed(dut):
         yielded += bool(yields)
         stale_ones += bool(keeps and yields & stale)
     assert kept > ROUNDS // 10 and yielded > ROUNDS // 10 and stale_ones
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def takes_no_member_for_homeless(dut):
+    """The host is told of drives that are needed while they are judged, and then they restart once
+    more. They stay members, whatever had been counted at each moment."""
+    bench = Bench(dut, CONFIGS[os.environ["CONFIG"]])
+    await start(dut)
+    ports = [4, 0, 2]
+    everyone = sum(1 << port for port in ports)
+    bench.create(1, Layout("RAID0", 3, 4), ports)
+    dut.drives__kept.value = everyone
+    settled = dut.verdicts__settled
+    for good in range(1, 40):
+        for suspect_again in (1, 2, 9, 30):
+            await bench.judge(0, 0, everyone)
+            dut.changed.value = 1
+            await RisingEdge(dut.clk)
+            dut.changed.value = 0
+            await cycles_pass(dut.clk, good)
+            dut.drives__suspect.value = 0
+            await cycles_pass(dut.clk, suspect_again)
+            dut.drives__suspect.value = everyone
+            await RisingEdge(dut.clk)
+            await wait_until(dut, lambda: sample(settled), cycles=CYCLES, what="states")
+            assert not bench.yielded, f"{bench.yielded:#x} yield: {good}, {suspect_again}"
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")

@@ -380,7 +380,7 @@ def test_vectors_that_are_not_pending_are_found(monkeypatch):
     monkeypatch.setattr(NativeTransport, "read32", forget)
     monkeypatch.setattr("campaign.masks.SHARE", 1)
     monkeypatch.setattr("campaign.masks.MASKED_NS", (100_000,))
-    find(monkeypatch, {"masks"}, "is masked and raised, and not pending")
+    find(monkeypatch, {"masks"}, "is raised and not told, and not pending")
 
 
 def test_messages_that_never_come_are_found(monkeypatch):

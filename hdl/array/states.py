@@ -103,8 +103,8 @@ class ArrayStates(wiring.Component):
         self._suspects = Signal(MAX_DRIVES)
         self._in_group = Signal(MAX_DRIVES)
         self._needed = Signal(MAX_DRIVES)
-        # Those of members that migrate. Those that have been suspect since array 0 and are in none
-        # of the arrays seen so far.
+        # Those of members that migrate. Those that have been suspect ever since array 0, without a
+        # break, and are in none of the arrays seen so far.
         self._suspect_migrated = Signal(MAX_DRIVES)
         self._homeless = Signal(MAX_DRIVES)
         # Good members of the group, and the migration targets of failed ones. If the group has
@@ -118,7 +118,11 @@ class ArrayStates(wiring.Component):
         self._look_at_member(m)
         self._note_states(m)
         inconsistent = Signal.like(self.inconsistent)
-        m.d.sync += inconsistent.eq(self.inconsistent)
+        m.d.sync += [
+            inconsistent.eq(self.inconsistent),
+            # A member that was not suspect as it was counted may be suspect again.
+            self._homeless.eq(self._homeless & self.drives.suspect),
+        ]
         m.d.comb += self._changed.eq(self.changed | (inconsistent != self.inconsistent))
         with m.If(self._changed):
             m.d.sync += self._again.eq(1)
@@ -253,7 +257,7 @@ class ArrayStates(wiring.Component):
                 self._suspects.eq(self._suspects | this_one | target),
                 self._suspect_migrated.eq(self._suspect_migrated | Mux(is_migrated, this_one, 0)),
                 self._good.eq(self._good | self._good_one),
-                self._homeless.eq(self._homeless & ~(this_one | target)),
+                self._homeless.eq(self._homeless & self.drives.suspect & ~(this_one | target)),
             ]
             with m.If(is_failed & self.drives.returns.bit_select(port, 1) & ~found.returns):
                 m.d.sync += [
