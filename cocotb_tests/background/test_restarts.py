@@ -446,6 +446,34 @@ async def nobody_is_doubted_for_long(dut):
     assert sample(dut.drives__used) == 0b1000 and host.state(array) == ArrayState.OPTIMAL
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def a_new_array_is_not_torn(dut):
+    """Rows of an array were torn as it was deleted. The next one of that number can do without a
+    drive that restarts."""
+    host = await begin(dut)
+    array = await host.create(Level.RAID5, 0, 1, 2)
+    await host.write(array, 3)
+    host.paused = True
+    await host.restart(0, 1)
+    await stop_in_the_middle(host, array)
+    dut.blamed.value = 0xFF
+    await ClockCycles(dut.clk, 2)
+    dut.blamed.value = 0
+    await host.rest()
+    await host.good(ManageOpcode.DELETE_ARRAY, array=array)
+    assert await host.create(Level.RAID5, 0, 1, 2) == array
+    await host.rest()
+    assert not sample(dut.drives__suspect)
+    await host.write(array, 5)
+    host.paused = True
+    await host.restart(1)
+    await host.until(lambda: not sample(dut.doubted), "a verdict", cycles=400)
+    await ClockCycles(dut.clk, 100)
+    assert not sample(dut.drives__suspect) & 2, "kept, though the others have all it has lost"
+    host.paused = False
+    await host.rest()
+
+
 def test_restarts():
     simulate(Assembly(), name="restarts", module=__name__)
 

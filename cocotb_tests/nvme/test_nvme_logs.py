@@ -574,6 +574,42 @@ async def commands_end_while_logs_are_read(dut):
     await host.settle()
 
 
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def errors_wait_for_a_log_that_is_read(dut):
+    """The entries that a read of the log shows stay until they have all gone, however many
+    commands fail meanwhile."""
+    host = await bench(dut)
+    await host.create_pair(1, 64)
+    pair, page = host.queues[1], host.page(1)
+    model = await errors_so_far(host)
+    host.statuses = {(0, 0): Status.WRITE_FAULT}
+
+    async def fail(count: int) -> None:
+        identifiers = [
+            host.place(pair, **nvme.read_write(nvme.READ, 1, 0, 1), prp1=page)
+            for _ in range(count)
+        ]
+        await host.ring(pair)
+        for identifier in identifiers:
+            assert (await host.result(pair, identifier)).code == nvme.WRITE_FAULT
+
+    async def read() -> None:
+        found.extend(nvme_logs.error_entries(await error_log(host)))
+
+    entries = CONFIG.error_log_entries
+    for _ in range(3 * entries):
+        await fail(1)
+    found: list = []
+    reader = cocotb.start_soon(read())
+    failing = cocotb.start_soon(fail(2 * entries))
+    await reader
+    await failing
+    counts = [entry.count for entry in found]
+    assert counts == [*range(counts[0], counts[0] - entries, -1)], f"not in a row: {counts}"
+    assert counts[0] < len(model.errors) + 5 * entries, "nothing has failed after the log was asked"
+    await host.settle()
+
+
 def test_nvme_logs():
     run_front_end(__name__)
 
