@@ -204,6 +204,7 @@ class Torn:
         queues = card.nvme.queues
         queue = self._choose.randrange(len(queues))
         if not self._restarted and queues[queue].room:
+            card.outcome.seen["flushes inside as drives restart"] += 1
             statuses.append(await volume.flush(queue))
 
     async def _tell(self, volume: Volume, statuses: list[int]) -> None:

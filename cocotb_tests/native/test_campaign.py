@@ -383,6 +383,28 @@ def test_vectors_that_are_not_pending_are_found(monkeypatch):
     find(monkeypatch, {"masks"}, "is raised and not told, and not pending")
 
 
+def test_flushes_are_inside_as_drives_restart(monkeypatch):
+    """Without them nothing would be asked of a Flush over a restart."""
+    monkeypatch.setattr("campaign.torn.SHARE", 1)
+    monkeypatch.setattr("campaign.torn.RESETS", 0)
+    runs = (Run(seed, features=frozenset({"torn"})).run() for seed in range(SEED, SEED + 6))
+    assert any(outcome.seen["flushes inside as drives restart"] for outcome in runs)
+
+
+def test_messages_while_the_function_is_masked_are_found(monkeypatch):
+    """More messages are counted the later it is."""
+    statistics = Harness.statistics
+
+    def count(harness: Harness) -> dict[str, int]:
+        return {**statistics(harness), "interrupts": int(harness.now_ns)}
+
+    monkeypatch.setattr(Harness, "statistics", count)
+    monkeypatch.setattr("campaign.masks.SHARE", 1)
+    monkeypatch.setattr("campaign.masks.MASKED_NS", (100_000,))
+    monkeypatch.setattr("campaign.masks.WAYS", ("function masked",))
+    find(monkeypatch, {"masks"}, r"\d+ messages, function masked")
+
+
 def test_messages_that_never_come_are_found(monkeypatch):
     """A vector stays masked."""
     switch = Masks._switch
