@@ -343,6 +343,19 @@ def test_output_that_cannot_be_written(monkeypatch, capsys, tmp_path):
     assert "results.json" in error
 
 
+def test_no_results_before_there_are_any(monkeypatch, tmp_path):
+    """It is ended while the controller is built."""
+
+    def ended() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sim.native.build.build_models", ended)
+    monkeypatch.setattr("sys.argv", ["characterise", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        runpy.run_module("sw.characterise", run_name="__main__")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("size", [0, (128 << 20) + 1])
 def test_files_of_wrong_size(monkeypatch, capsys, tmp_path, size):
     path = tmp_path / "file"

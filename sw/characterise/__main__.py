@@ -89,7 +89,10 @@ def main() -> int:
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
         for path in (results, report):
+            existed = path.exists()
             path.open("ab").close()
+            if not existed:
+                path.unlink()  # no empty results, if this is ended before it has any
     except OSError as error:
         parser.error(f"--out: {error}")
     console = terminal()
@@ -100,6 +103,8 @@ def main() -> int:
         if not is_built(board(ports)):
             console.print(f"building the {ports}-port controller, which takes minutes")
         build_controller(board(ports))
+    if not console.is_terminal:
+        console.print(f"{len(work)} points, {arguments.jobs} at once; a line as each has ended")
     records = _run(console, work, arguments.jobs)
     if not records:
         raise KeyboardInterrupt  # it was, and what an earlier run has written stays
