@@ -84,10 +84,12 @@ class StreamRules:
         every_cycle(dut.clk, self._run())
 
     def _run(self) -> Iterator[None]:
-        words, users = self.words, self._users
+        words, users, valid = self.words, self._users, self._valid
         refused = None
         while True:
             yield
+            if not sample(valid) and refused is None and not words and not users:
+                continue  # as in most cycles
             if self._reset():
                 refused = None
                 if sample(self._valid) and sample(self._ready):

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpAttr, TlpType
 from cocotbext.pcie.core.utils import PcieId
 from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
 
-from cocotb_tests.streams import unpack
+from cocotb_tests.streams import every_cycle, unpack
 from hdl.pcie.phy.sideband import user_shape
 
 CLOCK_HZ = 250e6
@@ -328,7 +328,8 @@ class HardBlock(UltraScalePlusPcieDevice):
         self._dut = dut
         self._rng = random.Random(f"{seed}/block")
         super().__init__(*args, **options)
-        cocotb.start_soon(self._tell_credits())
+        if any(hasattr(self._dut, name) for name in CREDITS):
+            every_cycle(self.user_clk, self._tell_credits())
         if self.rc_straddle:
             straddle_strictly(self.rc_source, random.Random(f"{seed}/rc"))
 
@@ -353,11 +354,10 @@ class HardBlock(UltraScalePlusPcieDevice):
         await super().send(tlp)
         self.posted_out += posted
 
-    async def _tell_credits(self) -> None:
+    def _tell_credits(self) -> Iterator[None]:
         # UltraScale+ tells up to 15 credits, the 7 series up to 127, and 128 if there is no end.
-        name = next((name for name in CREDITS if hasattr(self._dut, name)), None)
-        if name is None:
-            return
+        name = next(name for name in CREDITS if hasattr(self._dut, name))
+        shown = None
         port, most = getattr(self._dut, name), CREDITS[name]
         taken = deque([0] * TOLD_CYCLES[name], maxlen=TOLD_CYCLES[name])
         while True:
@@ -367,8 +367,10 @@ class HardBlock(UltraScalePlusPcieDevice):
             taken.append(self.reads_in)
             left = self.most_reads + self._returned - self._reads_told
             free = min(left, most) if self.most_reads else most
-            port.value = 0 if self.lacks_credits else free
-            await RisingEdge(self.user_clk)
+            tells = 0 if self.lacks_credits else free
+            if tells != shown:
+                port.value = shown = tells
+            yield
 
     async def _return_credit(self) -> None:
         await ClockCycles(self.user_clk, self._rng.randint(1, CREDIT_CYCLES))
@@ -387,7 +389,17 @@ class HardBlock(UltraScalePlusPcieDevice):
         queue.get = get_one
         await super()._run_rc_logic()
 
+    async def _run_cfg_ctrl_logic(self) -> None:
+        """Of this logic only the configuration space is used, which is enabled all the time."""
+        self.config_space_enable = True
+
+    async def _run_cfg_int_logic(self) -> None:
+        """Nothing of it is wired: interrupts are memory writes."""
+
     async def _run_rq_seq_num_logic(self) -> None:
+        every_cycle(self.user_clk, self._number_requests())
+
+    def _number_requests(self) -> Iterator[None]:
         dut = self._dut
         places = (0, 1) if self.dw == 512 else (0,)
         names = [name for name in ("rq_seq_num0", "rq_seq_num1") if hasattr(dut, name)]
@@ -397,7 +409,7 @@ class HardBlock(UltraScalePlusPcieDevice):
             getattr(dut, f"rq_seq_num{place}").value = 0
             getattr(dut, f"rq_seq_num_vld{place}").value = 0
         while True:
-            await RisingEdge(self.user_clk)
+            yield
             if self.rq_seq_num.empty() and not any(shown):
                 waits = max(0, waits - 1)
                 continue

@@ -158,6 +158,7 @@ class PcieHost:
         slot.connect(self.device)
         self.rc.on_lost = self._forget
         self.rc.on_discontinued = self.device.discontinued.add
+        self._resets = dut.rst, dut.status__link_reset
         self.rules = self._watch()
 
     def _watch(self) -> Any:
@@ -168,7 +169,7 @@ class PcieHost:
 
     def resetting(self) -> bool:
         """The link is down, or everything is being reset."""
-        return bool(sample(self.dut.rst) or sample(self.dut.status__link_reset))
+        return any(sample(reset) for reset in self._resets)
 
     def limits(self) -> tuple[int, int, bool]:
         """Maximum payload and read request in bytes, and whether extended tags are enabled."""
@@ -375,24 +376,31 @@ class PcieHost:
         """Reads of the device that the block still waits for."""
         return sum(request is not None for request in self.device.active_request)
 
+    def _status(self) -> dict[str, int]:
+        """What the hard block says of its configuration space."""
+        function, control = self.function, self.function.pcie_cap
+        return {
+            "bus_master": int(function.bus_master_enable and not self._withheld),
+            "rcb": int(self.rc.read_completion_boundary),
+            "msix_enable": int(function.msix_cap.msix_enable),
+            "msix_mask": int(function.msix_cap.msix_function_mask),
+            "extended_tag": int(control.extended_tag_field_enable),
+            "relaxed_ordering": int(control.enable_relaxed_ordering),
+            "id_ordering": int(control.ido_request_enable),
+            "id_completion": int(control.ido_completion_enable),
+        }
+
     def _run(self) -> Iterator[None]:
         dut = self.dut
+        now = dut.now
+        status = {name: getattr(dut, f"status__{name}") for name in self._status()}
         while True:
             yield
             self.cycle += 1
             self.request_beats += self._beats_left()
             if self._drive_now:
-                dut.now.value = self.cycle & ((1 << TIME_BITS) - 1)
+                now.value = self.cycle & ((1 << TIME_BITS) - 1)
             if self.cycle % STATUS_PERIOD == 0:
-                function = self.function
-                dut.status__bus_master.value = int(
-                    function.bus_master_enable and not self._withheld
-                )
-                dut.status__rcb.value = int(self.rc.read_completion_boundary)
-                dut.status__msix_enable.value = int(function.msix_cap.msix_enable)
-                dut.status__msix_mask.value = int(function.msix_cap.msix_function_mask)
-                control = function.pcie_cap
-                dut.status__extended_tag.value = int(control.extended_tag_field_enable)
-                dut.status__relaxed_ordering.value = int(control.enable_relaxed_ordering)
-                dut.status__id_ordering.value = int(control.ido_request_enable)
-                dut.status__id_completion.value = int(control.ido_completion_enable)
+                for name, value in self._status().items():
+                    if sample(status[name]) != value:
+                        status[name].value = value
