@@ -345,6 +345,8 @@ class Array:
         crowded = crowd > 0
         most = config.queue_pairs * (config.queue_depth - 1)
         each = int(crowd * min(config.commands + CROWD, most)) // max(1, len(self.volumes))
+        # As many on each queue: one that waits for room would be sent once its volume is another.
+        each -= each % config.queue_pairs
         await self.card.together(
             volume.load(
                 random.Random(choose.random()),
