@@ -120,7 +120,8 @@ class Torn:
             card.harness.drive_fault(port, 0)
             card.harness.restart_drive(port)
         self._restarted = True
-        if choose.random() < TWICE:
+        twice = choose.random() < TWICE
+        if twice:
             await card.sleep(choose.uniform(0, TWICE_NS))
             for port in array.ports:
                 card.harness.restart_drive(port)
@@ -140,8 +141,9 @@ class Torn:
             volume.model.lose_power()
         for volume in array.volumes:
             told = any(status > 0 for status in statuses[volume])
-            if not told or resets:
-                # The host may have been told, and have been reset before the controller knew.
+            if not told or resets or twice:
+                # The host may have been told, and have been reset before the controller knew. Or
+                # it was told of the first restart before the second one.
                 again = await volume.flush()
                 assert told or again, f"{volume}: nobody is told that its drives have begun anew"
                 card.outcome.seen["volumes told after a reset"] += resets and not told

@@ -35,6 +35,7 @@ from cocotb_tests.native.native_stand_in import (
 from hdl.config import BLOCK_BYTES, Config
 from sim.native.harness import Harness, HarnessError
 from sim.native.parameters import (
+    MICROSECOND,
     Expander,
     Ideal,
     LinkParameters,
@@ -113,6 +114,24 @@ def test_medium_error_and_cure():
             assert do(harness, JOB_WRITE, port=port, block=6) == 0
             assert do(harness, JOB_READ, port=port, block=4, blocks=4) == 0
             assert harness.drive_statistics(port)["errors"] == 1
+
+
+@pytest.mark.parametrize("cured", [False, True])
+def test_bad_blocks_and_a_loss_of_power(cured):
+    """Blocks that were bad have been written, and the drive forgets some of these writes. The
+    blocks of these are bad again, unless they have been cured."""
+    drives = [Ideal(latency_ps=2 * MICROSECOND, volatile_cache=True)] * 3
+    blocks = range(4, 20)
+    with bench(drives) as harness:
+        for block in blocks:
+            harness.medium_error(0, block)
+            assert do(harness, JOB_WRITE, block=block) == 0
+            if cured:
+                harness.clear_medium_error(0, block)
+        harness.remove(0)
+        harness.insert(0)
+        bad = sum(do(harness, JOB_READ, block=block) == MEDIUM_ERROR for block in blocks)
+        assert not bad if cured else 0 < bad < len(blocks)
 
 
 @pytest.mark.parametrize("port", [0, 1, 2])

@@ -241,7 +241,7 @@ int64_t striata_medium_error(Handle* handle, int64_t port, int64_t block, int64_
         if (mode)
             drive.storage().set_bad(block, mode == 1);
         else
-            drive.storage().clear_bad(block);
+            drive.heal(block);
         return 0;
     });
 }

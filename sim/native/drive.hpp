@@ -110,6 +110,8 @@ public:
         cache_.flush_block(block, cache_.taken());
         storage_.write(block, data);
     }
+    // The block has found another place on the medium.
+    void heal(int64_t block) { cache_.heal(storage_, block); }
     const DriveFields& fields() const { return fields_; }
     DriveCounters counters() const {
         DriveCounters counters = counters_;

@@ -518,7 +518,7 @@ class Harness:
         self._call("medium_error", port, block, 1 if cure_by_write else 2)
 
     def clear_medium_error(self, port: int, block: int) -> None:
-        """Takes a medium error back."""
+        """Takes a medium error back, also one that had been written over but not flushed."""
         self._call("medium_error", port, block, 0)
 
     def refuse_writes(self, port: int, block: int, count: int = 1) -> None:

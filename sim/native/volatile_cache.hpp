@@ -37,6 +37,13 @@ public:
         storage.set_bad(block, true);
     }
 
+    // Reads of the block do not fail any more, whichever of its writes is forgotten.
+    void heal(Storage& storage, int64_t block) {
+        for (Entry& entry : journal_)
+            if (entry.block == block) entry.spoilt = false;
+        storage.clear_bad(block);
+    }
+
     // The first `taken` blocks are on the medium.
     void flush(int64_t taken) {
         while (!journal_.empty() && journal_.front().number < taken) journal_.pop_front();
