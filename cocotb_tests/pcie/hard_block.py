@@ -328,8 +328,9 @@ class HardBlock(UltraScalePlusPcieDevice):
         self._dut = dut
         self._rng = random.Random(f"{seed}/block")
         super().__init__(*args, **options)
-        if any(hasattr(self._dut, name) for name in CREDITS):
-            every_cycle(self.user_clk, self._tell_credits())
+        for name in CREDITS:
+            if hasattr(self._dut, name):
+                every_cycle(self.user_clk, self._tell_credits(name))
         if self.rc_straddle:
             straddle_strictly(self.rc_source, random.Random(f"{seed}/rc"))
 
@@ -354,9 +355,8 @@ class HardBlock(UltraScalePlusPcieDevice):
         await super().send(tlp)
         self.posted_out += posted
 
-    def _tell_credits(self) -> Iterator[None]:
+    def _tell_credits(self, name: str) -> Iterator[None]:
         # UltraScale+ tells up to 15 credits, the 7 series up to 127, and 128 if there is no end.
-        name = next(name for name in CREDITS if hasattr(self._dut, name))
         shown = None
         port, most = getattr(self._dut, name), CREDITS[name]
         taken = deque([0] * TOLD_CYCLES[name], maxlen=TOLD_CYCLES[name])
