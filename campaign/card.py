@@ -29,6 +29,9 @@ MEMORY_BYTES = 1 << 30
 
 GUARD = b"\xa5"
 WATCH_NS = 500_000
+AGAIN_NS = 400
+"""How soon drives restart once more, at most. The first restart is judged then, or the host told of
+it."""
 
 
 class Stuck(AssertionError):
@@ -305,6 +308,17 @@ class Card:
         """Removes a drive."""
         self.harness.remove(port)
         self.unusable.add(port)
+
+    def restart(self, ports: Iterable[int]) -> None:
+        """Restarts drives at once. They lose what their caches have not stored."""
+        for port in ports:
+            self.harness.restart_drive(port)
+
+    async def restart_again(self, ports: Iterable[int], choose: random.Random) -> None:
+        """Restarts drives that have just restarted."""
+        await self.sleep(choose.uniform(0, AGAIN_NS))
+        self.restart(ports)
+        self.outcome.seen["restarts that followed another"] += 1
 
     async def rests(self, ports: Iterable[int]) -> None:
         """Returns when these drives have ended every command, also those that no host waits for."""

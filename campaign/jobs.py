@@ -2,10 +2,13 @@
 
 import random
 
-from campaign.array import Array
-from campaign.card import Card
+from campaign.array import POLL_NS, Array
+from campaign.bounds import given_up_ns
+from campaign.card import Card, Stuck
 from campaign.faults import FAULT_TIME_NS, Faults
 from hdl.background.jobs import JobState
+from hdl.background.pace import WHOLE
+from hdl.background.supervisor import DEFAULT_RATE
 from hdl.flow.walk import WalkKind
 from sim.golden.nvme import IN_USE, JOB_RUNNING, NOT_REDUNDANT
 from sw.driver import background
@@ -14,6 +17,11 @@ from sw.driver.commands import NvmeError
 KINDS = (WalkKind.RESYNC, WalkKind.CHECK, WalkKind.REPAIR, WalkKind.PATROL)
 REFUSALS = (JOB_RUNNING, NOT_REDUNDANT, IN_USE)
 SHARE = 0.3
+
+RATED, RATES = 0.5, (1, 5, 100)
+"""Share of jobs that are walked at another rate under load, and the rates in percent."""
+MOVES_IN = 4
+"""At a rate of 100 a job moves within so many times the longest time that a drive holds it up."""
 
 
 class Jobs:
@@ -47,6 +55,9 @@ class Jobs:
             self._faults.plant_one(array)
             card.outcome.seen["faults planted in a job"] += 1
             sound = False
+        rated = choose.random() < RATED
+        if rated:
+            await background.set_rate(card.nvme, choose.choice(RATES))
         stops = choose.randint(0, 2)
 
         async def stop_and_resume() -> None:
@@ -64,11 +75,28 @@ class Jobs:
                 card.outcome.seen["jobs resumed"] += 1
 
         await card.together([array.load(share=0.5), stop_and_resume()])
+        if rated:
+            await self._moves(array)
         job = await array.job_ends()
         if job.kind == kind and sound:
             assert job.state == JobState.DONE, f"{array}: {job}"
             assert (job.mismatched, job.lost) == (0, 0), f"{array}: {job}"
         await array.rest()
+
+    async def _moves(self, array: Array) -> None:
+        """The host allows all of the time, and from then on the job goes on or ends."""
+        card = self._card
+        await background.set_rate(card.nvme, WHOLE)
+        before = job = await array.job()
+        until = card.harness.now_ns + MOVES_IN * given_up_ns(card.config)
+        while job.state == JobState.RUNNING and (job.kind, job.row) == (before.kind, before.row):
+            if card.harness.now_ns > until:
+                raise Stuck(f"{array}: a job rests at the rate of 100 %: {job}")
+            await card.sleep(POLL_NS)
+            job = await array.job()
+        card.outcome.seen["jobs at other rates"] += 1
+        card.outcome.seen["jobs that went on at once"] += before.state == JobState.RUNNING
+        await background.set_rate(card.nvme, DEFAULT_RATE)
 
     async def _start(self, array: Array, kind: WalkKind, *, resume: bool = False) -> bool:
         command = background.start_job(self._card.nvme, array.number, kind, resume=resume)

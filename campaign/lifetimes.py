@@ -264,10 +264,8 @@ class Lifetimes:
             stopped = job.state == JobState.STOPPED or job.kind != WalkKind.ZERO
             with suppress(NvmeError):
                 if job.state == JobState.STOPPED:
-                    await background.start_job(
-                        card.nvme, array.number, WalkKind.ZERO, resume=True
-                    )
-                    stopped = False
+                    await background.start_job(card.nvme, array.number, job.kind, resume=True)
+                    stopped = job.kind != WalkKind.ZERO
                     card.outcome.seen["jobs resumed"] += 1
         job = await array.job_ends()
         if stopped and array.redundant:

@@ -24,9 +24,8 @@ LATE, LATE_COMMANDS, LATE_NS = 0.8, 8, 300_000
 FLUSHING_NS = 1_000
 BEFORE, BEFORE_NS = 0.5, 8_000
 """Share of volumes that are being flushed as drives restart, and since when at most."""
-TWICE, TWICE_NS = 0.5, 400
-"""Share of restarts that are followed by another one, and how soon at most. The first is judged
-then, or the host told of it."""
+TWICE = 0.5
+"""Share of restarts that are followed by another one."""
 SOON_NS = 5_000
 """A write that ends so soon after the host was told may have ended before for the card."""
 
@@ -75,13 +74,9 @@ class Told:
             if choose.random() < BEFORE
         )
         await card.sleep(choose.uniform(0, BEFORE_NS))
-        for port in restarted:
-            card.harness.restart_drive(port)
+        card.restart(restarted)
         if choose.random() < TWICE:
-            await card.sleep(choose.uniform(0, TWICE_NS))
-            for port in restarted:
-                card.harness.restart_drive(port)
-            card.outcome.seen["restarts that followed another"] += 1
+            await card.restart_again(restarted, choose)
         while len(told_ns) < len(array.volumes) and not writes.ended:
             for volume in array.volumes:
                 if volume not in told_ns and await self._flush(volume):

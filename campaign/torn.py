@@ -44,9 +44,8 @@ nothing."""
 STALLS, STALL_NS = 0.5, 2_000_000
 """Share of restarts before which the drives do not answer, and for how long at most."""
 
-TWICE, TWICE_NS = 0.3, 400
-"""Share of restarts that are followed by another one, and how soon at most. The first is judged
-then, or the host told of it."""
+TWICE = 0.3
+"""Share of restarts that are followed by another one."""
 
 UNREADABLE = 4
 MENDED_NS = 300_000
@@ -118,14 +117,11 @@ class Torn:
             card.outcome.seen["drives that stopped before they restarted"] += len(array.ports)
         for port in array.ports:
             card.harness.drive_fault(port, 0)
-            card.harness.restart_drive(port)
+        card.restart(array.ports)
         self._restarted = True
         twice = choose.random() < TWICE
         if twice:
-            await card.sleep(choose.uniform(0, TWICE_NS))
-            for port in array.ports:
-                card.harness.restart_drive(port)
-            card.outcome.seen["restarts that followed another"] += 1
+            await card.restart_again(array.ports, choose)
         if resets:
             told = array.volumes if tells else []
             telling = card.spawn(self._tell(volume, statuses[volume]) for volume in told)

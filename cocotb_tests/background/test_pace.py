@@ -6,16 +6,19 @@ from unittest.mock import patch
 
 import cocotb
 import pytest
-from amaranth.hdl import Module
+from amaranth.hdl import Module, Value
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import sample, start
-from hdl.background.pace import BATCH_ROWS, WHOLE, Pace
+from hdl.background.pace import BATCH_ROWS, TIME_WIDTH, WHOLE, Pace
 from hdl.config import TIME_BITS, Config
-from hdl.kit.clock import NEVER
+from hdl.kit.clock import NEVER, passed
 
 CONFIG = Config(data_width=64, ports=8, walk_window=32, background=True)
+
+HANG = 1 << 28
+"""Cycles for which a drive hangs: a second."""
 
 DIVISION = 60
 """Cycles that the division takes at most."""
@@ -41,9 +44,8 @@ class Bench:
         self.time = time
         self.dut.now.value = time & ((1 << TIME_BITS) - 1)
 
-    async def batch(self, rate: int, cycles: int) -> int:
-        """Walks a batch that takes about ``cycles``; returns cycles from its first row until the
-        walker may go on."""
+    async def walk(self, rate: int, cycles: int) -> int:
+        """Walks a batch that takes about ``cycles``; returns when it began."""
         dut = self.dut
         dut.rate.value = rate
         dut.outstanding.value = 1
@@ -58,6 +60,12 @@ class Bench:
         dut.outstanding.value = 0
         await self.tick()
         await self.tick()
+        return began
+
+    async def batch(self, rate: int, cycles: int) -> int:
+        """Walks a batch; returns cycles from its first row until the walker may go on."""
+        dut = self.dut
+        began = await self.walk(rate, cycles)
         if rate == WHOLE:
             assert not sample(dut.hold)
         waited = 0
@@ -89,6 +97,80 @@ async def keeps_to_its_rate(dut):
     await bench.batch(WHOLE, 40)
 
 
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def ends_with_silence(dut):
+    """Once there has been no host command for as long as the batch took, the rest is over."""
+    chance = random.Random(f"{os.environ['SEED']}/silence")
+    bench = Bench(dut)
+    await start(dut)
+    for _ in range(20):
+        cycles = chance.randrange(DIVISION, 200)
+        dut.active.value = 1
+        began = await bench.walk(1, cycles)
+        took = bench.time - began
+        last = bench.time
+        for _ in range(chance.randrange(4)):
+            # Not silent for long enough.
+            dut.active.value = 0
+            for _ in range(chance.randrange(1, took - 4)):
+                await bench.tick()
+            assert sample(dut.hold), "the host has hardly been silent"
+            dut.active.value = 1
+            for _ in range(chance.randrange(1, 20)):
+                await bench.tick()
+            last = bench.time
+        dut.active.value = 0
+        await bench.tick()
+        await bench.tick()
+        while sample(dut.hold):
+            deadline = sample(dut.deadline)
+            assert deadline == NEVER or deadline <= last + took + DIVISION
+            await bench.tick()
+            assert bench.time < last + took + DIVISION, "rests though the host is silent"
+        assert bench.time >= last + took - 4, "goes on though the host has hardly been silent"
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def takes_another_rate(dut):
+    """A rate that is set in a rest counts for that rest."""
+    chance = random.Random(f"{os.environ['SEED']}/rate")
+    bench = Bench(dut)
+    await start(dut)
+    for rate in (WHOLE, 50, 20, WHOLE, 10):
+        cycles = chance.randrange(DIVISION, 200)
+        began = await bench.walk(1, cycles)
+        took = bench.time - began
+        for _ in range(chance.randrange(3 * DIVISION)):
+            await bench.tick()
+        set_at, until = bench.time, began + took * WHOLE // rate
+        dut.rate.value = rate
+        await bench.tick()
+        while sample(dut.hold):
+            await bench.tick()
+            assert bench.time < max(until, set_at + DIVISION) + 5 * WHOLE // rate, "the old rate"
+        assert bench.time >= until - 5 * WHOLE // rate, f"rests too shortly for {rate} %"
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def a_hanging_drive_is_no_work(dut):
+    """After a batch that has lasted for longer than any work does there is no rest."""
+    bench = Bench(dut)
+    await start(dut)
+    dut.rate.value = 30
+    dut.issued.value = dut.outstanding.value = 1
+    for _ in range(BATCH_ROWS):
+        await bench.tick()
+    dut.issued.value = 0
+    for _ in range(8):
+        await bench.tick()
+    bench.jump(HANG)
+    await bench.tick()
+    dut.outstanding.value = 0
+    for _ in range(DIVISION):
+        await bench.tick()
+    assert not sample(dut.hold), "rests for as long as a drive has hung"
+
+
 class ComparesNumbers(Pace):
     """A time after the clock has wrapped is taken for one that has passed."""
 
@@ -101,6 +183,32 @@ def test_pace():
     simulate(Pace(config=CONFIG), name="pace", module=__name__)
 
 
-def test_planted_bug_is_caught():
-    with pytest.raises(SimulationError, match="failed: keeps_to_its_rate"):
-        simulate(ComparesNumbers(config=CONFIG), name="pace_compares_numbers", module=__name__)
+class WaitsForItsTime(Pace):
+    """Planted bug: a rest ends by its own time only."""
+
+    @property
+    def _rested(self) -> Value:
+        return passed(self.now, self._wake)
+
+
+class CountsAll(Pace):
+    """Planted bug: all the time that a batch took counts."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        with m.If(self._elapsed[TIME_WIDTH:].any()):
+            m.d.sync += self._began.eq(self.now - (1 << TIME_WIDTH))
+        return m
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        (ComparesNumbers, "keeps_to_its_rate"),
+        (WaitsForItsTime, "ends_with_silence"),
+        (CountsAll, "a_hanging_drive_is_no_work"),
+    ],
+)
+def test_planted_bugs_are_caught(broken, test):
+    with pytest.raises(SimulationError, match=f"failed: .*{test}"):
+        simulate(broken(config=CONFIG), name=f"pace_{broken.__name__}", module=__name__)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from campaign.bounds import ladder_ns
 from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import PORTS, Card, Volume
 from cocotb_tests.native.native_jobs import FAST, POLL_NS, POLLS, ROWS, finished, replaced
@@ -103,6 +104,38 @@ def test_hot_spares_step_in():
 
         card.run(scenario())
         card.finish(volume)
+
+
+def test_a_rest_holds_nobody_up():
+    """A drive hangs under a PATROL at the lowest rate and under load. Then the host is silent, and
+    a spare steps in for a drive of another array: it is rebuilt at once."""
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
+        patrolled = card.run(card.create(Level.RAID5, range(3)))
+        mirror = card.run(card.create(Level.RAID1, (3, 4)))
+
+        async def scenario() -> None:
+            nvme, sleep = card.nvme, card.card.transport.sleep
+            await background.add_spare(nvme, 7)
+            await background.set_rate(nvme, 1)
+            card.harness.drive_fault(0, 1)
+
+            async def patrol() -> None:
+                await sleep(20_000)
+                await background.start_job(nvme, patrolled.array, WalkKind.PATROL)
+
+            await card.together([card.load(mirror, 60, workers=4, writes=0), patrol()])
+            await sleep(2 * ladder_ns(USUAL))
+            assert card.harness.drive_statistics(0)["aborts"], "no command has hung"
+            began = card.harness.now_ns
+            card.pull(3)
+            job = await background.job(nvme, mirror.array)
+            while job.kind != WalkKind.REBUILD or job.state == JobState.RUNNING:
+                assert card.harness.now_ns - began < ladder_ns(USUAL), f"rests: {job}"
+                await sleep(POLL_NS)
+                job = await background.job(nvme, mirror.array)
+            assert job.state == JobState.DONE
+
+        card.run(scenario())
 
 
 def test_a_new_drive_in_the_place_of_one_that_was_replaced():

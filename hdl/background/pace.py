@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import TIME_BITS, Config
-from hdl.kit.clock import NEVER, passed
+from hdl.kit.clock import NEVER, earlier, passed
 
 BATCH_ROWS = 16
 """Rows that the host's commands may have to wait for."""
@@ -14,8 +14,9 @@ RATE_BITS = 7
 WHOLE = 100
 """Rates are percent."""
 
-TIME_WIDTH = 32
-"""Longest batch that counts, in cycles."""
+TIME_WIDTH = 26
+"""Width of the time of a batch in cycles: 0.27 s at 250 MHz count at most. A batch that takes longer
+waits for a drive that hangs."""
 
 PRODUCT_BITS = TIME_WIDTH + RATE_BITS
 
@@ -24,9 +25,10 @@ class Pace(wiring.Component):
     """Lets the walker work for ``rate`` percent of the time while the host is there.
 
     A batch is `BATCH_ROWS` rows, or as many as the walker has at once. If there was a host command
-    while a batch was asked for, the walker is held after it. It is held until the rows of the batch
-    have ended, which took t cycles, and until t * 100 / rate cycles have passed since the batch
-    began. Without host commands, or with a rate of 100, it is never held.
+    while a batch was asked for, the walker is held after it until the rows of the batch have ended.
+    That took t cycles, but no more than fit into `TIME_WIDTH` bits count. Then the walker rests
+    until t * 100 / rate cycles have passed since the batch began, or until there has been no host
+    command for t cycles. Another rate counts at once.
 
     Parameters
     ----------
@@ -78,17 +80,22 @@ class Pace(wiring.Component):
         self._began = Signal(TIME_BITS)
         self._elapsed = Signal(TIME_BITS)
 
-        # How long the batch took; 100 times that, divided by the rate; when the hold ends.
+        # How long the batch took; 100 times that, divided by the rate; when the hold ends, and when
+        # it does unless there is another host command.
         self._taken = Signal(TIME_WIDTH)
+        self._divisor = Signal(RATE_BITS)
         self._product = Signal(PRODUCT_BITS)
         self._quotient = Signal(PRODUCT_BITS)
         self._rest = Signal(RATE_BITS)
         self._left = Signal(range(PRODUCT_BITS + 1))
         self._wake = Signal(TIME_BITS)
+        self._idle_wake = Signal(TIME_BITS)
 
     def elaborate(self, platform) -> Module:
         m = Module()
         m.d.comb += [self._elapsed.eq(self.now - self._began), self.deadline.eq(NEVER)]
+        with m.If(self.active):
+            m.d.sync += self._idle_wake.eq(self.now + self._taken)
         with m.FSM(name="pace") as fsm:
             self._count_rows(m)
             self._drain(m)
@@ -123,12 +130,9 @@ class Pace(wiring.Component):
         longest = (1 << TIME_WIDTH) - 1
         with m.State("DRAIN"):
             m.d.comb += self.hold.eq(1)
-            m.d.sync += [
-                self._taken.eq(Mux(self._elapsed[TIME_WIDTH:].any(), longest, self._elapsed)),
-                self._quotient.eq(0),
-                self._rest.eq(0),
-                self._left.eq(PRODUCT_BITS),
-            ]
+            m.d.sync += self._taken.eq(
+                Mux(self._elapsed[TIME_WIDTH:].any(), longest, self._elapsed)
+            )
             with m.If(~self.outstanding):
                 m.next = "MULTIPLY"
 
@@ -137,7 +141,14 @@ class Pace(wiring.Component):
         taken = self._taken
         with m.State("MULTIPLY"):
             m.d.comb += self.hold.eq(1)
-            m.d.sync += self._product.eq((taken << 6) + (taken << 5) + (taken << 2))
+            m.d.sync += [
+                self._product.eq((taken << 6) + (taken << 5) + (taken << 2)),
+                self._divisor.eq(self.rate),
+                self._quotient.eq(0),
+                self._rest.eq(0),
+                self._left.eq(PRODUCT_BITS),
+                self._idle_wake.eq(self.now + taken),
+            ]
             m.next = "DIVIDE"
 
     def _divide(self, m: Module) -> None:
@@ -146,12 +157,12 @@ class Pace(wiring.Component):
         trial = Signal(RATE_BITS + 1)
         m.d.comb += trial.eq(Cat(product[-1], rest))
         with m.State("DIVIDE"):
-            fits = trial >= self.rate
+            fits = trial >= self._divisor
             m.d.comb += self.hold.eq(1)
             m.d.sync += [
                 product.eq(product << 1),
                 quotient.eq(Cat(fits, quotient)),
-                rest.eq(Mux(fits, trial - self.rate, trial)),
+                rest.eq(Mux(fits, trial - self._divisor, trial)),
                 left.eq(left - 1),
             ]
             with m.If(left == 1):
@@ -163,17 +174,30 @@ class Pace(wiring.Component):
             m.next = "REST"
 
     def _wait(self, m: Module) -> None:
-        """The state REST, until the hold ends."""
+        """The state REST, until the hold ends, or the rate is another one."""
         with m.State("REST"):
-            m.d.comb += [self.hold.eq(1), self.deadline.eq(self._wake)]
-            with m.If(passed(self.now, self._wake)):
+            sooner = ~self.active & earlier(self.now, self._idle_wake, self._wake)
+            m.d.comb += [
+                self.hold.eq(1),
+                self.deadline.eq(Mux(sooner, self._idle_wake, self._wake)),
+            ]
+            with m.If(self._rested):
                 m.d.sync += self._count.eq(0)
                 m.next = "COUNT"
+            with m.Elif(self.rate != self._divisor):
+                m.next = "MULTIPLY"
+
+    @property
+    def _rested(self) -> Value:
+        """The hold ends."""
+        silent = ~self.active & passed(self.now, self._idle_wake)
+        return passed(self.now, self._wake) | silent
 
     def _waits(self, fsm) -> Value:
         """It waits for somebody else, or for a time."""
+        rests = ~self._rested & (self.rate == self._divisor)
         return (
             (fsm.ongoing("COUNT") & (self._count != self._batch))
             | (fsm.ongoing("DRAIN") & self.outstanding)
-            | (fsm.ongoing("REST") & ~passed(self.now, self._wake))
+            | (fsm.ongoing("REST") & rests)
         )
