@@ -15,8 +15,8 @@ WHOLE = 100
 """Rates are percent."""
 
 TIME_WIDTH = 26
-"""Width of the time of a batch in cycles: 0.27 s at 250 MHz count at most. A batch that takes longer
-waits for a drive that hangs."""
+"""Width of the time of a batch in cycles. 0.27 s at 250 MHz count at most. A batch that takes
+longer waits for a drive that hangs."""
 
 PRODUCT_BITS = TIME_WIDTH + RATE_BITS
 
