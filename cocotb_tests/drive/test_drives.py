@@ -21,6 +21,9 @@ from hdl.flow.operation import DriveStatus, Opcode, Owner
 LONGEST = 64
 """Blocks of the longest command to a drive: 256 KiB."""
 
+CUTS = 100
+"""Reads that break off while the line store is busy."""
+
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def random_traffic(dut):
@@ -197,6 +200,27 @@ async def breaks_off_behind_an_end(dut):
     assert bench.landed_blocks == 40 and bench.statuses[DriveStatus.MEDIUM_ERROR] == 40
     await bench.settle()
     assert bench.cut_lines == 40
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def breaks_off_while_the_store_is_busy(dut):
+    """Reads break off in their blocks, and beats wait for the line store. No line is given back
+    before its last beat has been written."""
+    config, seed = environment()
+    bench = Bench(dut, config, seed=seed, timing=IDEAL, stall=0.75)
+    await start(dut)
+    await begun(dut, config)
+    bench.may_fail = {0}
+    drive = bench.drives[0]
+    for turn in range(CUTS):
+        drive.cut_beats = turn % 3 + BURST_BEATS * (1 + turn % 4)
+        drive.timing = Timing(gap=(turn % 40, turn % 40))
+        drive.bad_reads = {2 * turn + 1001}
+        for block in (2 * turn, 2 * turn + 1001):
+            bench.submit(port=0, opcode=Opcode.READ, owner=Owner.COMMAND, block=block, alone=1)
+        await bench.drain(cycles=8000)
+    await bench.settle()
+    assert bench.cut_lines > CUTS // 2
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -447,6 +471,7 @@ def test_odd_ports_narrow():
         "merging",
         "one_block_is_blamed",
         "breaks_off_behind_an_end",
+        "breaks_off_while_the_store_is_busy",
         "ends_what_is_dated_from_before_a_restart",
         "latencies",
     ],

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import cocotb
@@ -61,9 +61,13 @@ def bench_config(data_width: int = 256) -> Config:
 
 
 def run_front_end(
-    module: str, *, name: str | None = None, testcase: str | None = None, data_width: int = 256
+    module: str,
+    *,
+    name: str | None = None,
+    testcase: str | Sequence[str] | None = None,
+    data_width: int = 256,
 ) -> None:
-    """Runs the cocotb tests of ``module``, or one, on a front end of `bench_config`."""
+    """Runs the cocotb tests of ``module``, or some, on a front end of `bench_config`."""
     simulate(
         converted(NvmeFrontEnd, config=bench_config(data_width)),
         name=name or f"nvme_w{data_width}",

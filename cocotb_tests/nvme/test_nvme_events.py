@@ -23,6 +23,9 @@ SENDING = 24
 AROUND = 12
 """Cycles looked at before a command is given and after it has ended."""
 
+AMID, REQUESTED = 120, 300
+"""Cycles after a request in which it is taken, and after which it surely is."""
+
 HELD = 4
 TOLD_CYCLES = 40
 """Longest from an event that may be told to its report."""
@@ -367,6 +370,30 @@ async def pages_and_events_agree(dut):
     await host.settle()
 
 
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def an_event_amid_a_request_is_told(dut):
+    """The completion queue has one place, and another request has it for some cycles as the event
+    comes. It gives the place back, and the host rings nothing that could help."""
+    host = Bench(dut, bench_config(), int(os.environ["SEED"]))
+    await host.reset()
+    for delay in range(AMID):
+        await host.enable(cq_entries=2)
+        admin = host.queues[0]
+        first = host.place(admin, opcode=nvme.ASYNC_EVENT)
+        await host.ring(admin)
+        await ClockCycles(dut.clk, REQUESTED)
+        host.place(admin, opcode=nvme.ASYNC_EVENT)
+        await host.ring(admin)
+        await ClockCycles(dut.clk, delay)
+        await host.write32(nvme.DOORBELLS + 0xFF0, 1)
+        answer = await host.result(admin, first, cycles=3000)
+        assert answer.code == nvme.SUCCESS, answer
+        await host.write32(nvme.CC, 0)
+        await host.wait_status(0)
+        admin.done.clear()
+    await host.settle()
+
+
 def test_events_of_admin():
     simulate(
         Admin(config=bench_config()),
@@ -382,7 +409,9 @@ def test_events_of_admin():
 
 
 def test_events_of_the_front_end():
-    run_front_end(__name__, testcase="pages_and_events_agree")
+    run_front_end(
+        __name__, testcase=["pages_and_events_agree", "an_event_amid_a_request_is_told"]
+    )
 
 
 class ForgetsAll(Admin):
