@@ -140,7 +140,7 @@ class Solver(wiring.Component):
         return m
 
     def _connect_rows(self, m: Module) -> None:
-        """The rows at hand, the row operation, and what is looked up."""
+        """The rows at hand, the row operation, what is looked up, and what has been added up."""
         rows = Array(self._rows)
         products = (
             multiply(RAID_FIELD, self._scalar, lane) for lane in _elements(self._source)
@@ -149,6 +149,7 @@ class Solver(wiring.Component):
             self._pivot_row.eq(rows[self._pivot]),
             self._other_row.eq(rows[self._other]),
             self._result.eq(self._base ^ Cat(products)),
+            self.answer.payload.coefficients.eq(self._total),
             self._power_read.addr.eq(self.request.payload.role),
             self._inverse_read.addr.eq(Array(_elements(self._pivot_row))[self._pivot]),
         ]
@@ -191,7 +192,7 @@ class Solver(wiring.Component):
             with m.If(self.request.valid):
                 m.d.sync += [
                     answer.unsolvable.eq(0),
-                    answer.coefficients.eq(0),
+                    self._total.eq(0),
                     self._pivot.eq(0),
                 ]
                 with m.Switch(request.kind):
@@ -285,27 +286,23 @@ class Solver(wiring.Component):
 
     def _weigh(self, m: Module) -> None:
         """The states WEIGH and ADD: the weights of an input in the outputs."""
-        other, vector, coefficients = self._other, self._vector, self.answer.payload.coefficients
+        other, vector, total = self._other, self._vector, self._total
         with m.State("WEIGH"):
             weights = Mux(self._from_rom, self._power_read.data, vector)
-            m.d.sync += [self._total.eq(0), other.eq(0)]
+            m.d.sync += other.eq(0)
             with m.If(self._recovering):
                 m.d.sync += vector.eq(self._chosen(weights))
                 m.next = "ADD"
             with m.Else():
-                m.d.sync += coefficients.eq(weights)
+                m.d.sync += total.eq(weights)
                 m.next = "ANSWER"
         with m.State("ADD"):
             m.d.comb += [
                 self._scalar.eq(Array(_elements(vector))[other]),
                 self._source.eq(self._other_row),
-                self._base.eq(self._total),
+                self._base.eq(total),
             ]
-            m.d.sync += [
-                self._total.eq(self._result),
-                coefficients.eq(self._result),
-                other.eq(other + 1),
-            ]
+            m.d.sync += [total.eq(self._result), other.eq(other + 1)]
             with m.If(other + 1 == self._count):
                 m.next = "ANSWER"
 
