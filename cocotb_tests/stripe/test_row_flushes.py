@@ -81,7 +81,7 @@ class Bench:
         slot, ports, came = self.rows.popleft()
         assert row.slot == slot, f"row {row.slot} is told, and {slot} came before it"
         assert came <= self.began, f"row {slot} is told of a flush that began before it came"
-        assert ports & ~self.asked == 0, f"row {slot} needs {ports:b}, and {self.asked:b} were asked"
+        assert ports & ~self.asked == 0, f"row {slot} needs {ports:b}, not {self.asked:b}"
         assert row.ports == self.stored, f"row {slot} is told of another flush"
         self.free.append(slot)
         self.told += 1
