@@ -153,7 +153,7 @@ async def takes_another_rate(dut):
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def a_hanging_drive_is_no_work(dut):
-    """After a batch that has lasted for longer than any work does there is no rest."""
+    """A batch that has lasted for longer than any work does causes no longer rest than work."""
     bench = Bench(dut)
     await start(dut)
     dut.rate.value = 30
