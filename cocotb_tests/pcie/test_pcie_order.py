@@ -113,7 +113,8 @@ async def reads_push_writes(dut):
                 order.send_block(lines.pop())
         for _ in range(order.rng.randint(0, 4)):
             order.send_letter()
-        await ClockCycles(dut.clk, order.rng.randint(1, 300))
+        # Often the writes are still on their way to the hard block.
+        await ClockCycles(dut.clk, order.rng.randint(1, order.rng.choice((10, 40, 300))))
         slowest = max(slowest, await order.ask())
     print(f"the slowest register read took {slowest} cycles")
     device = order.host.device
