@@ -69,8 +69,7 @@ class Past:
             return
         for volume in array.volumes:
             assert await volume.flush() == 0
-        for port in array.ports:
-            card.harness.restart_drive(port)
+        card.restart(array.ports)
         await card.sleep(100_000)
         for wanted in (WRITE_FAULT, 0):
             for volume in array.volumes:

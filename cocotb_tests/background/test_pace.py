@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import cocotb
 import pytest
-from amaranth.hdl import Module, Value
+from amaranth.hdl import C, Module, Value
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
@@ -105,6 +105,9 @@ async def ends_with_silence(dut):
     await start(dut)
     for _ in range(20):
         cycles = chance.randrange(DIVISION, 200)
+        if chance.random() < 0.7:
+            # The clock wraps in the rest, or not long before or after.
+            bench.jump((1 << TIME_BITS) - chance.randrange(3 * cycles))
         dut.active.value = 1
         began = await bench.walk(1, cycles)
         took = bench.time - began
@@ -124,7 +127,8 @@ async def ends_with_silence(dut):
         await bench.tick()
         while sample(dut.hold):
             deadline = sample(dut.deadline)
-            assert deadline == NEVER or deadline <= last + took + DIVISION
+            ahead = (deadline - last) % (1 << TIME_BITS)
+            assert deadline == NEVER or ahead <= took + DIVISION
             await bench.tick()
             assert bench.time < last + took + DIVISION, "rests though the host is silent"
         assert bench.time >= last + took - 4, "goes on though the host has hardly been silent"
@@ -191,6 +195,14 @@ class WaitsForItsTime(Pace):
         return passed(self.now, self._wake)
 
 
+class KeepsItsRate(Pace):
+    """Planted bug: a rest keeps the rate with which it began."""
+
+    @property
+    def _outdated(self) -> Value:
+        return C(0)
+
+
 class CountsAll(Pace):
     """Planted bug: all the time that a batch took counts."""
 
@@ -206,6 +218,7 @@ class CountsAll(Pace):
     [
         (ComparesNumbers, "keeps_to_its_rate"),
         (WaitsForItsTime, "ends_with_silence"),
+        (KeepsItsRate, "takes_another_rate"),
         (CountsAll, "a_hanging_drive_is_no_work"),
     ],
 )

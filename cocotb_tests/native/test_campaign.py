@@ -391,6 +391,14 @@ def test_flushes_are_inside_as_drives_restart(monkeypatch):
     assert any(outcome.seen["flushes inside as drives restart"] for outcome in runs)
 
 
+def test_jobs_are_under_way_as_their_rate_changes(monkeypatch):
+    """Without them nothing would be asked of a job that may take all of the time."""
+    monkeypatch.setattr("campaign.jobs.SHARE", 1)
+    monkeypatch.setattr("campaign.jobs.RATED", 1)
+    runs = (Run(seed, features=frozenset({"jobs"})).run() for seed in range(SEED, SEED + 6))
+    assert any(outcome.seen["jobs that went on at once"] for outcome in runs)
+
+
 def test_messages_while_the_function_is_masked_are_found(monkeypatch):
     """More messages are counted the later it is."""
     statistics = Harness.statistics

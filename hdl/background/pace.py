@@ -184,7 +184,7 @@ class Pace(wiring.Component):
             with m.If(self._rested):
                 m.d.sync += self._count.eq(0)
                 m.next = "COUNT"
-            with m.Elif(self.rate != self._divisor):
+            with m.Elif(self._outdated):
                 m.next = "MULTIPLY"
 
     @property
@@ -193,9 +193,14 @@ class Pace(wiring.Component):
         silent = ~self.active & passed(self.now, self._idle_wake)
         return passed(self.now, self._wake) | silent
 
+    @property
+    def _outdated(self) -> Value:
+        """The hold was worked out for another rate."""
+        return self.rate != self._divisor
+
     def _waits(self, fsm) -> Value:
         """It waits for somebody else, or for a time."""
-        rests = ~self._rested & (self.rate == self._divisor)
+        rests = ~self._rested & ~self._outdated
         return (
             (fsm.ongoing("COUNT") & (self._count != self._batch))
             | (fsm.ongoing("DRAIN") & self.outstanding)
