@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, ResetInserter, Signal, Value
+from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -323,6 +323,8 @@ class Series7Shim(wiring.Component):
             | leaving.output.valid
         )
         if platform == SIMULATION:
+            answering = self._inside & self._owner & ~self.status.link_reset
+            m.d.sync += Assert(~answering | self._replies.tlp.valid, "an answer has a gap")
             watch_packets(
                 m,
                 name="tx",
@@ -429,10 +431,8 @@ class Series7Shim(wiring.Component):
         m.d.comb += [
             self.progress.sent.valid.eq(last & leaving.output.payload.is_read),
             self.progress.sent.payload.eq(leaving.output.payload.tag),
-            # The relay is empty, and no answer is on its way into it.
-            self.progress.clear.eq(
-                leaving.input.ready & ~leaving.output.valid & ~(self._inside & self._owner)
-            ),
+            # The relay is empty. So no answer is half inside either: its beats come without a gap.
+            self.progress.clear.eq(leaving.input.ready & ~leaving.output.valid),
             self.posted.eq(sender.tlp.valid | leaving.busy | leaving.output.valid),
             reads.available.eq(self.fc_nph),
             reads.given.eq(
