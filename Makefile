@@ -1,5 +1,5 @@
-# `make help` lists the targets. Every target sets up .venv first; nothing outside the checkout is
-# touched, but for system packages when `make setup` runs as root.
+# `make help` lists the targets. Every target sets up .venv first. Nothing outside the checkout is
+# touched, but for caches in the home directory, and system packages when `make setup` runs as root.
 
 SHELL := /bin/sh
 VENV := .venv/bin/python

