@@ -19,6 +19,7 @@ from amaranth.hdl import Shape
 from amaranth.lib import data
 from cocotb.clock import Clock
 from cocotb.triggers import Event, RisingEdge
+from cocotb.utils import get_sim_time
 
 from cocotb_tests.fields import PAYLOAD, Fields, Unread, noting, reads
 
@@ -256,6 +257,12 @@ class _Cycles:
         """A heap of who waits for which cycle. The numbers in the middle keep their order."""
         self.task = cocotb.start_soon(self._run(RisingEdge(clock)))
 
+    async def passing(self, number: int) -> None:
+        """Returns once so many edges have been counted."""
+        passed = Event()
+        heappush(self.due, (self.now + number, next(_NUMBERS), passed))
+        await passed.wait()
+
     async def _run(self, edge) -> None:
         processes, due = self.processes, self.due
         while True:
@@ -293,11 +300,18 @@ def every_cycle(clock, process: Iterator[None]) -> None:
 
 
 async def cycles_pass(clock, number: int) -> None:
-    """Returns after ``number`` rising edges of ``clock``, and wakes only once for all of them."""
-    if number > 0:
-        cycles, passed = _cycles_of(clock), Event()
-        heappush(cycles.due, (cycles.now + number, next(_NUMBERS), passed))
-        await passed.wait()
+    """Returns after ``number`` rising edges of ``clock``, and wakes twice at most for all of them.
+
+    An edge of this very moment does not count, also if it has not been counted yet.
+    """
+    if number <= 0:
+        return
+    cycles, called = _cycles_of(clock), get_sim_time()
+    await cycles.passing(1)
+    if get_sim_time() == called:
+        await cycles.passing(1)
+    if number > 1:
+        await cycles.passing(number - 1)
 
 
 def check_busy_after(dut, name: str) -> None:

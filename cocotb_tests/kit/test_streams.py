@@ -2,6 +2,7 @@
 
 import os
 import random
+from itertools import repeat
 
 import cocotb
 import pytest
@@ -9,13 +10,17 @@ from amaranth.hdl import Module
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 from cocotb.triggers import ClockCycles, RisingEdge, Timer
+from cocotb.utils import get_sim_time
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import (
+    CLOCK_PERIOD_NS,
     SINK_IDLE_CYCLES,
     Packing,
     StreamSink,
     StreamSource,
+    cycles_pass,
+    every_cycle,
     pack,
     sample,
     start,
@@ -91,9 +96,9 @@ async def merges_one_payload_a_cycle(dut):
     for source in sources:
         source.send_all(range(COUNT))
     await sink.receive()
-    begin = cocotb.utils.get_sim_time("ns")
+    begin = get_sim_time("ns")
     await sink.receive_all(inputs * COUNT - 1)
-    assert round((cocotb.utils.get_sim_time("ns") - begin) / 4) == inputs * COUNT - 1
+    assert round((get_sim_time("ns") - begin) / CLOCK_PERIOD_NS) == inputs * COUNT - 1
 
 
 @cocotb.test(timeout_time=100, timeout_unit="us")
@@ -139,15 +144,26 @@ async def sinks_wake_in_time(dut):
 
 
 @cocotb.test(timeout_time=100, timeout_unit="us")
+async def waits_for_whole_cycles(dut):
+    """The edge at which a wait begins does not count, also if it has not been counted yet."""
+    every_cycle(dut.clk, repeat(None))
+    await start(dut)  # which waits for edges from before the count does
+    for number in (1, 2, 7, 1, 2, 7):
+        begin = get_sim_time("ns")
+        await cycles_pass(dut.clk, number)
+        assert round((get_sim_time("ns") - begin) / CLOCK_PERIOD_NS) == number
+
+
+@cocotb.test(timeout_time=100, timeout_unit="us")
 async def relays_one_payload_a_cycle(dut):
     await start(dut)
     source = StreamSource(dut, "input")
     sink = StreamSink(dut, "output")
     source.send_all(range(COUNT))
     await sink.receive()
-    begin = cocotb.utils.get_sim_time("ns")
+    begin = get_sim_time("ns")
     await sink.receive_all(COUNT - 1)
-    assert round((cocotb.utils.get_sim_time("ns") - begin) / 4) == COUNT - 1
+    assert round((get_sim_time("ns") - begin) / CLOCK_PERIOD_NS) == COUNT - 1
 
 
 @cocotb.test(timeout_time=100, timeout_unit="us")
@@ -188,7 +204,13 @@ def test_relay(kind):
         kind(PAYLOAD_BITS),
         name=kind.__name__.lower(),
         module=__name__,
-        testcase=["relays", "relays_one_payload_a_cycle", "sinks_wake_in_time", "cuts_ready"],
+        testcase=[
+            "relays",
+            "relays_one_payload_a_cycle",
+            "sinks_wake_in_time",
+            "waits_for_whole_cycles",
+            "cuts_ready",
+        ],
     )
 
 
