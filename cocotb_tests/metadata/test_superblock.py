@@ -11,15 +11,20 @@ import pytest
 
 from cocotb_tests.array.md_arrays import array, needs_linux
 from cocotb_tests.metadata.mdadm import mdadm, needs_mdadm, write_drive
-from sim.golden.intent_bitmap import IntentBitmap
+from cocotb_tests.metadata.superblock_pages import (
+    GOOD,
+    SECTORS,
+    bitmap_of,
+    changed,
+    hostile,
+    random_superblock,
+    unsealed,
+)
 from sim.golden.layout import LEFT_SYMMETRIC, Layout
 from sim.golden.superblock import (
-    CHECKSUM_AT,
     CLEAN,
     EVERY_FEATURE,
     FAULTY,
-    FIELDS,
-    HEAD,
     HEAD_BYTES,
     JOURNAL,
     MOST_DEVICES,
@@ -30,83 +35,11 @@ from sim.golden.superblock import (
     Feature,
     RefusedSuperblockError,
     Superblock,
-    checksum,
 )
 from sim.md.arrays import BLOCK, LEVELS, write_arrays
 
 SEED = int(os.environ.get("SEED") or "1")
-SECTORS = 1 << 20
 PLACE = slice(SECTOR * SECTOR_BYTES, SECTOR * SECTOR_BYTES + PAGE_BYTES)
-
-
-LAYOUTS = {0: (1,), 1: (0,), 4: (0,), 5: (0, 1, 2, 3, 4, 5), 6: (2, 8, 9, 10), 10: (0x102, 0x103)}
-"""md's layouts of each of its levels."""
-
-
-def random_superblock(generator: random.Random) -> Superblock:
-    """A member of an array of any kind, as md would write it."""
-    level, layouts = generator.choice([*LAYOUTS.items()])
-    drives = generator.randint(1, 40)
-    roles = [*range(drives), *[SPARE] * generator.randint(0, 128)]
-    if generator.random() < 0.3:
-        roles[generator.randrange(drives)] = FAULTY
-    size = generator.randrange(8, SECTORS - 4096, 8)
-    return Superblock(
-        set_uuid=generator.randbytes(16),
-        set_name=b"striata:" + str(generator.randrange(1 << 20)).encode(),
-        ctime=generator.getrandbits(40),
-        level=level,
-        layout=generator.choice(layouts),
-        size=size,
-        chunk=8 << generator.randrange(8),
-        raid_disks=drives,
-        features=generator.choice((Feature(0), Feature.BITMAP, Feature.RECOVERY_OFFSET)),
-        bitmap_offset=8,
-        data_offset=2048,
-        data_size=size + generator.randrange(16, 2048),
-        recovery_offset=generator.randrange(size),
-        device_number=generator.randrange(len(roles)),
-        device_uuid=generator.randbytes(16),
-        bad_blocks_size=8,
-        bad_blocks_offset=16,
-        utime=generator.getrandbits(40),
-        events=generator.getrandbits(generator.choice((3, 40, 64))),
-        resync_offset=generator.choice((CLEAN, 0, generator.randrange(size))),
-        roles=tuple(roles),
-    )
-
-
-def bitmap_of(one: Superblock) -> IntentBitmap:
-    """A bitmap of such an array without a mark."""
-    copies = one.layout & 0xFF
-    sectors = one.size * one.raid_disks // copies if one.level == 10 else one.size
-    return IntentBitmap(
-        set_uuid=one.set_uuid,
-        events=one.events,
-        events_cleared=one.events,
-        sync_size=sectors,
-        chunk_bytes=1 << 26,
-    )
-
-
-GOOD = replace(random_superblock(random.Random(1)), features=Feature(0), roles=(*range(128),))
-
-
-def sealed(page: bytes) -> bytes:
-    """The page with a checksum that is right."""
-    return page[:CHECKSUM_AT] + struct.pack("<I", checksum(page)) + page[CHECKSUM_AT + 4 :]
-
-
-def unsealed(**values) -> bytes:
-    """The page of `GOOD` with other values in fields."""
-    page = GOOD.pack()
-    fields = dict(zip(FIELDS, HEAD.unpack_from(page), strict=True))
-    return HEAD.pack(*{**fields, **values}.values()) + page[HEAD_BYTES:]
-
-
-def changed(**values) -> bytes:
-    """That page with a checksum that is right."""
-    return sealed(unsealed(**values))
 
 
 def test_what_is_written_is_read():
@@ -185,14 +118,7 @@ def test_hostile_pages_are_refused_or_read():
     generator = random.Random(f"{SEED}/hostile")
     taken = 0
     for _ in range(3000):
-        page = bytearray(random_superblock(generator).pack())
-        for _ in range(generator.randint(1, 3)):
-            start = generator.choice((72, 80, 96, 128, 136, 152, 160, 184, 208, 220, 256))
-            page[start : start + 8] = generator.choice(
-                (generator.randbytes(8), bytes(8), b"\xff" * 8, struct.pack("<Q", SECTORS))
-            )
-        length = struct.unpack_from("<I", page, CHECKSUM_AT + 4)[0]
-        whole = sealed(bytes(page)) if length <= MOST_DEVICES else bytes(page)
+        whole = hostile(generator)
         try:
             one = Superblock.unpack(whole, sectors=SECTORS)
         except RefusedSuperblockError:

@@ -42,11 +42,12 @@ class DriveStatus(enum.Enum, shape=3):
 
 class Owner(enum.Enum, shape=2):
     """Who gets the end of an operation: a row of the stripe engine, a host command, or the
-    controller itself (`hdl.drive.flusher.Flusher`)."""
+    controller itself (`hdl.drive.flusher.Flusher`, `hdl.metadata.page_mover.PageMover`)."""
 
     ROW = 0
     COMMAND = 1
     FLUSHER = 2
+    METADATA = 3
 
 
 def owner_bits(config: Config) -> int:
@@ -57,10 +58,11 @@ def owner_bits(config: Config) -> int:
 def operation(config: Config) -> data.StructLayout:
     """One operation for a drive port.
 
-    An operation of ``Owner.ROW`` is for one block (``blocks`` = 0) in ``line``. A READ of
-    ``Owner.COMMAND`` is for ``blocks`` + 1 consecutive blocks. The first of them is block ``place``
-    of the host command. Lines are allocated as the data arrives. A FLUSH of ``Owner.COMMAND`` or
-    ``Owner.FLUSHER`` has no data. WRITE_UNCORRECTABLE is of a row, and ``line`` has no meaning.
+    An operation of ``Owner.ROW`` or ``Owner.METADATA`` is for one block (``blocks`` = 0) in
+    ``line``. A READ of ``Owner.COMMAND`` is for ``blocks`` + 1 consecutive blocks. The first of
+    them is block ``place`` of the host command. Lines are allocated as the data arrives. A FLUSH of
+    ``Owner.COMMAND`` or ``Owner.FLUSHER`` has no data. WRITE_UNCORRECTABLE is of a row, and
+    ``line`` has no meaning.
 
     Fields
     ------

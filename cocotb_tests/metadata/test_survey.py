@@ -1,0 +1,147 @@
+"""`hdl.metadata.survey.Survey` on drive ports: what is on drives that come, go, and fail."""
+
+import random
+
+import cocotb
+import pytest
+from amaranth.hdl import Array
+
+from cocotb_tests.drive.drive_model import RANDOM, DriveModel
+from cocotb_tests.metadata.page_room import SIZES, SurveyRoom
+from cocotb_tests.metadata.superblock_pages import (
+    SECTORS,
+    expected,
+    hostile,
+    kept_words,
+    random_superblock,
+)
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import cycles_pass, every_cycle, sample, start, wait_until
+from hdl.config import BLOCK_BYTES, SECTORS_PER_BLOCK
+from hdl.flow.operation import DriveStatus
+from hdl.metadata.superblock import BLOCK, KEPT_WORDS, Finding
+from hdl.metadata.survey import Survey
+
+
+class Bench:
+    """Drives that hold pages, and what the survey says of them."""
+
+    def __init__(self, dut, *, seed: int):
+        self.dut = dut
+        self.random = random.Random(f"{seed}/survey")
+        blocks = SECTORS // SECTORS_PER_BLOCK
+        self.drives = [
+            DriveModel(dut, port, config=SIZES, timing=RANDOM, capacity=blocks, seed=seed)
+            for port in range(SIZES.ports)
+        ]
+        dut.kept_read__address.value = 0
+        every_cycle(dut.clk, self._watch())
+
+    def _watch(self):
+        ports = range(SIZES.ports)
+        handles = [getattr(self.dut, f"drives__{port}__present") for port in ports]
+        present = 0
+        while True:
+            yield
+            known = sample(self.dut.known)
+            assert not known & ~present, "a drive that was away is known"
+            present = sum(sample(handle) << port for port, handle in enumerate(handles))
+
+    def fill(self, port: int) -> None:
+        """Another page for a drive."""
+        maker = self.random.choice((hostile, good, good, lambda it: it.randbytes(BLOCK_BYTES)))
+        drive = self.drives[port]
+        drive.storage[BLOCK] = maker(self.random)
+        drive.bad_reads = {BLOCK} if self.random.random() < 0.2 else set()
+        drive.error = self.random.choice((DriveStatus.MEDIUM_ERROR, DriveStatus.ABORTED))
+
+    async def kept(self, port: int) -> list[int]:
+        """What is kept of the drive at a port."""
+        words = []
+        for number in range(KEPT_WORDS):
+            self.dut.kept_read__address.value = port * KEPT_WORDS + number
+            await cycles_pass(self.dut.clk, 2)
+            words.append(sample(self.dut.kept_read__data))
+        return words
+
+    async def check(self) -> list[Finding]:
+        """What has been found, which must be what is there."""
+        present = sum(1 << port for port, drive in enumerate(self.drives) if drive.present)
+        await wait_until(
+            self.dut, lambda: sample(self.dut.known) == present, cycles=40_000, what="drives known"
+        )
+        found = []
+        for port, drive in enumerate(self.drives):
+            if not drive.present:
+                continue
+            page = drive.storage[BLOCK]
+            finding = Finding(sample(getattr(self.dut, f"findings__{port}")))
+            assert finding == (Finding.UNREADABLE if drive.bad_reads else expected(page)), port
+            if finding == Finding.VALID:
+                assert await self.kept(port) == kept_words(page), port
+            assert drive.counts.blocks_written == 0
+            found.append(finding)
+        return found
+
+
+def good(generator: random.Random) -> bytes:
+    """A page of a member."""
+    return random_superblock(generator).pack()
+
+
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def finds_what_is_there(dut):
+    """Drives with any page that come and go, also while they are read."""
+    bench = Bench(dut, seed=cocotb.RANDOM_SEED)
+    for port in range(SIZES.ports):
+        bench.fill(port)
+    await start(dut)
+    found = await bench.check()
+    for _ in range(12):
+        for _ in range(bench.random.randint(1, 4)):
+            port = bench.random.randrange(SIZES.ports)
+            drive = bench.drives[port]
+            if drive.present:
+                drive.remove()
+                await cycles_pass(dut.clk, bench.random.randint(1, 4))
+            bench.fill(port)
+            if bench.random.random() < 0.8:
+                drive.insert()
+            await cycles_pass(dut.clk, bench.random.randrange(2_000))
+        found += await bench.check()
+    assert {Finding.VALID, Finding.NONE, Finding.UNREADABLE, Finding.IMPOSSIBLE} <= set(found)
+    await wait_until(dut, lambda: not sample(dut.busy), cycles=100, what="rest")
+
+
+class BelievesTheGone(Survey):
+    """A planted bug: what was found is believed of the drive that is there by then."""
+
+    def _note(self, m, finding):
+        port = self._port
+        with m.If(self.present.bit_select(port, 1)):
+            m.d.sync += [
+                Array(self.findings)[port].eq(finding),
+                self.known.bit_select(port, 1).eq(1),
+            ]
+
+
+class NeverForgets(Survey):
+    """A planted bug: a drive that has gone is still known."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        for port in range(SIZES.ports):
+            with m.If(self.known[port]):
+                m.d.sync += self.known[port].eq(1)
+        return m
+
+
+def test_survey():
+    simulate(SurveyRoom(config=SIZES), name="survey", module=__name__)
+
+
+@pytest.mark.parametrize("bug", [BelievesTheGone, NeverForgets])
+def test_survey_planted_bugs_are_found(bug):
+    with pytest.raises(SimulationError, match="failed: finds_what_is_there"):
+        room = SurveyRoom(config=SIZES, survey=bug)
+        simulate(room, name=f"survey_{bug.__name__}", module=__name__)
