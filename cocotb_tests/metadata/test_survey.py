@@ -142,6 +142,6 @@ def test_survey():
 
 @pytest.mark.parametrize("bug", [BelievesTheGone, NeverForgets])
 def test_survey_planted_bugs_are_found(bug):
+    room = SurveyRoom(config=SIZES, survey=bug)
     with pytest.raises(SimulationError, match="failed: finds_what_is_there"):
-        room = SurveyRoom(config=SIZES, survey=bug)
         simulate(room, name=f"survey_{bug.__name__}", module=__name__)

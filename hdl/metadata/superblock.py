@@ -120,8 +120,8 @@ class Finding(enum.Enum, shape=3):
 
 def kept_address(port: Value, word: Value | int) -> Value:
     """Where a word of the superblock at a port is kept."""
-    number = Const(word, KEPT_BITS) if isinstance(word, int) else word[:KEPT_BITS]
-    return Cat(number, port)
+    number = Const(word, KEPT_BITS) if isinstance(word, int) else word | Const(0, KEPT_BITS)
+    return Cat(number[:KEPT_BITS], port)
 
 
 def kept_bits(config: Config) -> int:

@@ -55,8 +55,12 @@ class Judgement:
         may be inconsistent and blocks would be worked out from them, which could be wrong. mdadm
         asks that of what drives claim, and the kernel of what the freshest superblock says.
         """
-        enough = self._enough(self.claimed) and self._enough(frozenset(self.members))
-        return enough and len(self.claimed) + len(self.rebuilding) >= len(self.expected)
+        return self.enough and len(self.claimed) + len(self.rebuilding) >= len(self.expected)
+
+    @property
+    def enough(self) -> bool:
+        """Whether the drives that are there hold all data, and none of it is in doubt."""
+        return self._enough(self.claimed) and self._enough(frozenset(self.members))
 
     def _enough(self, roles: frozenset[int]) -> bool:
         """Whether drives with these roles hold all data, and none of it is in doubt."""

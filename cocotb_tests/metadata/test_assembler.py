@@ -1,0 +1,306 @@
+"""`hdl.metadata.assembler.Assembler` against the model of how md assembles drives."""
+
+import os
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import cocotb
+import pytest
+from amaranth.hdl import Cat, Const, Mux, Signal
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.metadata.array_drives import drives
+from cocotb_tests.metadata.superblock_pages import kept_words
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import StreamSink, TableServer, cycles_pass, sample, start, wait_until
+from hdl.config import MAX_DRIVES, Config
+from hdl.flow.geometry import WIDTH_BITS
+from hdl.metadata.assembler import Assembler
+from hdl.metadata.found_set import Hindrance, found_set
+from hdl.metadata.superblock import KEPT_WORDS, Word
+from sim.golden.assembly import ALIKE, PARITIES, judge
+from sim.golden.superblock import CLEAN, Feature, Superblock
+
+SIZES = Config(data_width=128, ports=16, lines=256)
+
+REFUSED = (
+    Feature.RESHAPE,
+    Feature.REPLACEMENT,
+    Feature.RESHAPE_BACKWARDS,
+    Feature.NEW_OFFSET,
+    Feature.CLUSTERED,
+    Feature.JOURNAL,
+    Feature.PPL,
+    Feature.MULTIPLE_PPLS,
+)
+
+NEAR = 1
+"""Bits 31:8 of the layout of a RAID 10 that the card has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What has to be found of drives with one identity, by their ports."""
+
+    hindrance: Hindrance
+    freshest: int
+    drives: int
+    left_out: int
+    members: dict[int, int]
+    rebuilding: dict[int, int]
+    width: int
+    dirty: bool
+
+
+def expected(found: dict[int, Superblock]) -> Expected:
+    """Of drives of one set, by their ports in ascending order."""
+    freshest = max(found, key=lambda port: found[port].events)
+    one = found[freshest]
+    agreed = {name: getattr(one, name) for name in ALIKE}
+    judgement = judge({port: replace(other, **agreed) for port, other in found.items()})
+    hindrance = Hindrance.NOTHING
+    if any(getattr(other, name) != agreed[name] for other in found.values() for name in ALIKE):
+        hindrance = Hindrance.DIFFERENT
+    elif unsupported(found, one):
+        hindrance = Hindrance.UNSUPPORTED
+    elif not judgement.starts:
+        hindrance = missing(found)
+    return Expected(
+        hindrance=hindrance,
+        freshest=freshest,
+        drives=bits(found),
+        left_out=bits(judgement.left_out),
+        members=dict(judgement.members),
+        rebuilding=dict(judgement.rebuilding),
+        width=one.raid_disks % (1 << WIDTH_BITS),
+        dirty=one.resync_offset != CLEAN,
+    )
+
+
+def missing(found: dict[int, Superblock]) -> Hindrance:
+    """Why md does not start drives that the card could bring up."""
+    calm = {port: replace(one, resync_offset=CLEAN) for port, one in found.items()}
+    if judge(found).enough:
+        return Hindrance.AWAITED
+    return Hindrance.DOUBTFUL if judge(calm).enough else Hindrance.INCOMPLETE
+
+
+def unsupported(found: dict[int, Superblock], one: Superblock) -> bool:
+    """Whether the card does not have such an array."""
+    features = any(one.features & bit for one in found.values() for bit in REFUSED)
+    copies = one.layout & 0xFF
+    mirrored = one.layout >> 8 == NEAR and 0 < copies <= one.raid_disks
+    level = one.level in (0, 1, 10, *PARITIES) and (one.level != 10 or mirrored)
+    return features or not level or not 0 < one.raid_disks <= MAX_DRIVES
+
+
+def bits(numbers) -> int:
+    """A bit each."""
+    return sum(1 << number for number in numbers)
+
+
+def strange(found: dict[int, Superblock], generator: random.Random) -> dict[int, Superblock]:
+    """The same drives with something that the card has to refuse, or just not."""
+    what = generator.choice(
+        (
+            {"level": 4},
+            {"level": generator.choice((-4, -1, 2, 3, 7, 16, 21, 1 << 30))},
+            {"layout": generator.choice((0x102, 0x101, 0x201, 0x10102, 0x1FF, 0x103))},
+            {"raid_disks": generator.choice((1, 2, 31, 32, 33, 64, 1 << 20))},
+            {"features": generator.choice([*Feature])},
+        )
+    )
+    some = generator.random() < 0.3 and "features" in what
+    chosen = [generator.choice([*found])] if some else [*found]
+    return {port: replace(one, **what) if port in chosen else one for port, one in found.items()}
+
+
+class Bench:
+    """Gives superblocks to the assembler, and holds its sets against the model."""
+
+    def __init__(self, dut, *, seed: int, active: float):
+        self.dut = dut
+        self.random = random.Random(f"{seed}/assembler")
+        self.found = StreamSink(dut, "found", layout=found_set(SIZES), active=active)
+        self.words: dict[int, int] = {}
+        dut.start.value = 0
+        dut.valid.value = 0
+        dut.member_read__address.value = 0
+        TableServer(dut, "kept_read", lambda address: self.words.get(address, 0))
+
+    def fill(self) -> dict[int, Superblock]:
+        """Drives of some arrays at random ports."""
+        free = [*range(SIZES.ports)]
+        self.random.shuffle(free)
+        there: dict[int, Superblock] = {}
+        for number in range(self.random.randint(0, 4)):
+            found = drives(number + 1, self.random).found
+            if self.random.random() < 0.2:
+                found = strange(found, self.random)
+            if self.random.random() < 0.2:
+                far = self.random.choice(((1 << 32) - 1, 1 << 32, (1 << 64) - 60))
+                found = {
+                    role: replace(one, events=(one.events + far) % (1 << 64))
+                    for role, one in found.items()
+                }
+            if len(found) > len(free):
+                break
+            there |= {free.pop(): one for one in found.values()}
+        self.words = {
+            port * KEPT_WORDS + number: word
+            for port, one in there.items()
+            for number, word in enumerate(kept_words(one.pack()))
+        }
+        return dict(sorted(there.items()))
+
+    async def places(self, roles) -> dict[int, int]:
+        """The ports of these roles."""
+        ports = {}
+        for role in roles:
+            self.dut.member_read__address.value = role
+            await cycles_pass(self.dut.clk, 2)
+            ports[role] = sample(self.dut.member_read__data)
+        return ports
+
+    async def check(self) -> list[Hindrance]:
+        """Why the sets of some drives are not brought up, which must be as expected."""
+        there = self.fill()
+        sets: dict[bytes, dict[int, Superblock]] = {}
+        for port, one in there.items():
+            sets.setdefault(one.set_uuid, {})[port] = one
+        self.found.paused = True
+        self.dut.valid.value = bits(there)
+        self.dut.start.value = 1
+        await RisingEdge(self.dut.clk)
+        self.dut.start.value = 0
+        await RisingEdge(self.dut.clk)  # it is not at rest any more
+        outcomes = []
+        for group in sets.values():
+            await wait_until(
+                self.dut, lambda: sample(self.dut.found__valid), cycles=20_000, what="a set"
+            )
+            wanted = expected(group)
+            roles = {**wanted.members, **wanted.rebuilding}
+            known = await self.places(roles)
+            self.found.paused = False
+            got = await self.found.receive(cycles=1000)
+            self.found.paused = True
+            await RisingEdge(self.dut.clk)  # it is not offered any more
+            what = f"{wanted}, not {got}"
+            assert Hindrance(got.hindrance) == wanted.hindrance, what
+            assert (got.freshest, got.drives) == (wanted.freshest, wanted.drives), what
+            outcomes.append(wanted.hindrance)
+            assert (got.width, bool(got.dirty)) == (wanted.width, wanted.dirty), what
+            assert got.members == bits(wanted.members), what
+            assert got.rebuilding == bits(wanted.rebuilding), what
+            assert got.left_out == wanted.left_out, what
+            assert known == roles, f"{known}: {what}"
+        await wait_until(self.dut, lambda: sample(self.dut.done), cycles=100, what="the end")
+        assert not sample(self.dut.found__valid), "one set too many"
+        return outcomes
+
+
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def judges_as_md(dut):
+    """Arrays that are complete, degraded, dirty, mixed, strange or strangers to each other."""
+    bench = Bench(dut, seed=cocotb.RANDOM_SEED, active=0.5)
+    await start(dut)
+    outcomes = Counter()
+    for _ in range(int(os.environ["ROUNDS"])):
+        outcomes.update(await bench.check())
+    assert set(outcomes) == set(Hindrance), f"never: {set(Hindrance) - set(outcomes)}"
+
+
+class BelievesTheFirst(Assembler):
+    """A planted bug: the drive at the lowest port is the freshest."""
+
+    def _subtract(self, m, upper):
+        super()._subtract(m, upper)
+        return Signal()
+
+
+class BelievesTheLate(Assembler):
+    """A planted bug: a drive that is one event behind has the role that it says."""
+
+    def _seat(self, m):
+        self._their_role, theirs = self._own_role, self._their_role
+        super()._seat(m)
+        self._their_role = theirs
+
+
+class TakesTheLastOfTwo(Assembler):
+    """A planted bug: of two drives for one role the one that comes later has it."""
+
+    def _seat(self, m):
+        super()._seat(m)
+        role = Mux(self._late, self._their_role, self._own_role)
+        with m.If(self._is_role(role) & (Cat(self._low, self._high) == self._late)):
+            m.d.comb += self._places.store(address=role, data=self._port)
+
+
+class LosesTheBorrow(Assembler):
+    """A planted bug: the upper words of events are compared alone."""
+
+    def _subtract(self, m, upper):
+        return super()._subtract(m, upper & (self._held != self.kept_read.data))
+
+
+class WaitsForNobody(Assembler):
+    """A planted bug: a drive that is away without having failed is no reason to wait."""
+
+    def _note(self, m, word, data):
+        super()._note(m, word, data)
+        m.d.sync += self._expected.eq(0)
+
+
+class StartsInDoubt(Assembler):
+    """A planted bug: rows that may be inconsistent are no reason to wait."""
+
+    def _note(self, m, word, data):
+        super()._note(m, word, Mux(word < Word.EVENTS, data, Mux(word < Word.ROLES, ~0, data)))
+
+
+class NeedsNoCopy(Assembler):
+    """A planted bug: a RAID 10 does without both copies of a strip."""
+
+    def _hindrance(self, m):
+        self._all_there = Const(3)
+        return super()._hindrance(m)
+
+
+def run(component, name: str, *, rounds: int = 60) -> None:
+    simulate(component, name=name, module=__name__, parameters={"ROUNDS": str(rounds)})
+
+
+def test_assembler():
+    run(Assembler(config=SIZES), "assembler")
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        BelievesTheFirst,
+        BelievesTheLate,
+        LosesTheBorrow,
+        NeedsNoCopy,
+        StartsInDoubt,
+        TakesTheLastOfTwo,
+        WaitsForNobody,
+    ],
+)
+def test_assembler_planted_bugs_are_found(bug):
+    with pytest.raises(SimulationError, match="failed: judges_as_md"):
+        run(bug(config=SIZES), f"assembler_{bug.__name__}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_assembler_for_long(seed: int):
+    simulate(
+        Assembler(config=SIZES),
+        name="assembler_long",
+        module=__name__,
+        parameters={"ROUNDS": "600"},
+        seed=seed,
+    )

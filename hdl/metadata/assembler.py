@@ -1,0 +1,466 @@
+"""Which drives make an array, as Linux md judges by their superblocks."""
+
+from functools import reduce
+from operator import or_
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value, signed
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from hdl.config import MAX_DRIVES, Config
+from hdl.flow.geometry import WIDTH_BITS
+from hdl.kit.bits import ones
+from hdl.kit.pick import lowest_bit
+from hdl.kit.table import Table
+from hdl.metadata.found_set import Hindrance, found_member_read, found_set
+from hdl.metadata.superblock import (
+    HEAD_WORDS,
+    KEPT_BITS,
+    KEPT_WORDS,
+    MOST_DEVICES,
+    SPARE,
+    WORD_BITS,
+    Feature,
+    Word,
+    kept_address,
+    kept_read,
+)
+
+ALIKE = (*range(Word.SET_UUID, Word.SET_NAME), *range(Word.CTIME, Word.BITMAP_OFFSET))
+"""Words that all superblocks of an array have in common: the identity, and from the time at which
+it was made to the number of its drives."""
+
+COMPARED = (*ALIKE, Word.EVENTS, Word.EVENTS + 1)
+"""Words of a drive that are compared with those of another."""
+
+REFUSED = (
+    Feature.RESHAPE,
+    Feature.REPLACEMENT,
+    Feature.RESHAPE_BACKWARDS,
+    Feature.NEW_OFFSET,
+    Feature.CLUSTERED,
+    Feature.JOURNAL,
+    Feature.PPL,
+    Feature.MULTIPLE_PPLS,
+)
+"""What the card does not bring up."""
+
+PARITIES = {4: 1, 5: 1, 6: 2}
+"""md's levels with parity, and how many drives each can do without."""
+
+LEVELS = (0, 1, 10, *PARITIES)
+NEAR = 0x100
+"""Bits 31:8 of the layout of a RAID 10 whose copies lie side by side."""
+
+
+SIFTED = 8
+"""Words that are read to find the role of a drive."""
+
+
+class Assembler(wiring.Component):
+    """Sorts drives into arrays by their superblocks, and judges each set.
+
+    It judges as `mdadm --assemble` (4.2) and `super_1_validate` (Linux 6.1) do, see
+    `sim.golden.assembly`. The freshest superblock counts, at the lowest port of those alike. A
+    drive that is one event behind is as good as current, but its role is what the freshest says. Of
+    two drives for one role the fresher one has it, or the one at the lower port.
+
+    A set takes some 80 cycles a port, and up to 1,200. Nothing is written to a drive.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    start
+        A pulse, heard at rest. Sets are found anew.
+    valid
+        A bit a port. The superblock of its drive is kept. A drive that goes away while a set is
+        made up may still be in it.
+    kept_read
+        What is kept of superblocks.
+    found
+        The sets, one after the other. Each waits for its user.
+    member_read
+        The port of each role of the set that is offered.
+    done
+        It is at rest. It is not in the cycle after ``start``.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "start": In(1),
+                "valid": In(config.ports),
+                "kept_read": Out(kept_read(config)),
+                "found": Out(stream.Signature(found_set(config))),
+                "member_read": In(found_member_read(config)),
+                "done": Out(1),
+            }
+        )
+        self._places = Table(config.port_bits, MAX_DRIVES)
+        self._unseen = Signal(config.ports)
+        # The first drive of the set, and the one that is looked at.
+        self._seed = Signal(config.port_bits)
+        self._port = Signal(config.port_bits)
+        self._last_port = self._port == config.ports - 1
+
+        # What is read: step of a list of words, then whether the first of two words has come.
+        self._step = Signal(range(max(len(COMPARED), SIFTED)))
+        self._second = Signal()
+        self._held = Signal(WORD_BITS)
+        self._word = Signal(KEPT_BITS)  # of all words of the freshest
+
+        # Of two numbers of events: the lower difference, its borrow, the upper difference.
+        self._low = Signal(WORD_BITS)
+        self._borrow = Signal()
+        self._high = Signal(WORD_BITS)
+
+        # What the freshest says.
+        self._level = Signal(WORD_BITS)
+        self._layout = Signal(WORD_BITS)
+        self._disks = Signal(WORD_BITS)
+        self._expected = Signal(MAX_DRIVES)
+
+        # Of the drive that is looked at.
+        self._number = Signal(range(MOST_DEVICES))
+        self._numbered = Signal()
+        self._rebuilds = Signal()
+        self._own_role = Signal(16)
+        self._their_role = Signal(16)
+
+        self._late = Signal()  # drives one event behind are sifted
+        self._different = Signal()
+        self._refused = Signal()
+        self._claimed = Signal(MAX_DRIVES)
+
+        # Copies of a RAID 10: the role looked at, which copy it is, and how many strips are done;
+        # whether a copy is there; whether all strips have one.
+        self._role = Signal(WIDTH_BITS)
+        self._copy = Signal(8)
+        self._strip = Signal(WIDTH_BITS)
+        self._one_there = Signal(2)
+        self._all_there = Signal(2, init=3)
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.places = self._places
+        connect(m, flipped(self.member_read), self._places.reads[0])
+        with m.FSM(name="assemble") as fsm:
+            self._rest(m)
+            self._sow(m)
+            self._match(m)
+            self._scan(m)
+            self._sift(m)
+            self._judge(m)
+            self._offer(m)
+            m.d.comb += self.done.eq(fsm.ongoing("REST"))
+        return m
+
+    def _read(self, m: Module, port: Value, word: Value | int) -> None:
+        """Asks for a word, which is there in the next cycle."""
+        m.d.comb += self.kept_read.address.eq(kept_address(port, word))
+
+    def _rest(self, m: Module) -> None:
+        """The state REST: nothing is asked for."""
+        with m.State("REST"):
+            m.d.sync += self._unseen.eq(self.valid)
+            with m.If(self.start):
+                m.next = "SOW"
+
+    def _sow(self, m: Module) -> None:
+        """The state SOW: the lowest drive that is in no set begins one."""
+        found, first = self.found.payload, lowest_bit(m, self._unseen, "lowest")
+        with m.State("SOW"):
+            m.d.sync += [
+                self._seed.eq(first),
+                self._port.eq(first),
+                self._step.eq(0),
+                self._second.eq(0),
+                self._different.eq(0),
+                self._refused.eq(0),
+                self._claimed.eq(0),
+                self._expected.eq(0),
+                found.freshest.eq(first),
+                found.drives.eq(0),
+                found.left_out.eq(0),
+                found.members.eq(0),
+                found.rebuilding.eq(0),
+            ]
+            m.next = "FIND"
+            with m.If(~self._unseen.any()):
+                m.next = "REST"
+
+    def _match(self, m: Module) -> None:
+        """The states FIND, COMPARE and MATCH: the drives of the set, and the freshest of them."""
+        found, port = self.found.payload, self._port
+        step, data = self._step, self.kept_read.data
+        word = Array(COMPARED)[step]
+        is_events = step >= len(ALIKE)
+        last = step == len(COMPARED) - 1
+        belongs = step < Word.SET_NAME - Word.SET_UUID
+        fresher = Signal()
+        with m.State("FIND"):
+            m.d.sync += [step.eq(0), self._second.eq(0)]
+            with m.If(self._unseen.bit_select(port, 1)):
+                m.next = "COMPARE"
+            with m.Else():
+                self._next_port(m, "FIND", "SCAN")
+
+        with m.State("COMPARE"):
+            other = Mux(is_events, found.freshest, self._seed)
+            self._read(m, Mux(self._second, port, other), word)
+            m.next = "MATCH"
+
+        with m.State("MATCH"):
+            m.next = "COMPARE"
+            m.d.sync += self._second.eq(~self._second)
+            with m.If(~self._second):
+                m.d.sync += self._held.eq(data)
+            with m.Else():
+                m.d.sync += step.eq(step + 1)
+                with m.If(is_events):
+                    fewer = self._subtract(m, last)
+                    m.d.comb += fresher.eq(last & fewer)
+                with m.Elif(self._held != data):
+                    with m.If(belongs):
+                        self._next_port(m, "FIND", "SCAN")
+                    with m.Else():
+                        m.d.sync += self._different.eq(1)
+                with m.If(last):
+                    m.d.sync += [
+                        self._unseen.bit_select(port, 1).eq(0),
+                        found.drives.bit_select(port, 1).eq(1),
+                    ]
+                    with m.If(fresher):
+                        m.d.sync += found.freshest.eq(port)
+                    self._next_port(m, "FIND", "SCAN")
+
+    def _next_port(self, m: Module, more: str, end: str) -> None:
+        """The next drive in state ``more``, or ``end`` after the last."""
+        m.d.sync += self._port.eq(Mux(self._last_port, 0, self._port + 1))
+        m.next = more
+        with m.If(self._last_port):
+            m.next = end
+
+    def _subtract(self, m: Module, upper: Value) -> Signal:
+        """Subtracts the events of the drive from those of the freshest, the lower word first.
+
+        Returns, with the ``upper`` word, whether the drive has more.
+        """
+        difference = Signal(signed(WORD_BITS + 2), name="difference")
+        lacks = Signal(name="lacks")
+        m.d.comb += [
+            difference.eq(self._held - self.kept_read.data - (upper & self._borrow)),
+            lacks.eq(difference < 0),
+        ]
+        m.d.sync += self._borrow.eq(lacks)
+        with m.If(upper):
+            m.d.sync += self._high.eq(difference)
+        with m.Else():
+            m.d.sync += self._low.eq(difference)
+        return lacks
+
+    def _scan(self, m: Module) -> None:
+        """The states SCAN and SHAPE: what the freshest superblock says."""
+        found, word = self.found.payload, self._word
+        with m.State("SCAN"):
+            self._read(m, found.freshest, word)
+            m.next = "SHAPE"
+
+        with m.State("SHAPE"):
+            m.d.sync += word.eq(word + 1)
+            m.next = "SCAN"
+            self._note(m, word, self.kept_read.data)
+            with m.If(word == KEPT_WORDS - 1):
+                m.d.sync += [self._late.eq(0), self._step.eq(0)]
+                m.next = "CHOOSE"
+
+    def _note(self, m: Module, word: Value, data: Value) -> None:
+        """A word of the freshest superblock."""
+        found = self.found.payload
+        with m.Switch(word):
+            with m.Case(Word.LEVEL):
+                m.d.sync += self._level.eq(data)
+            with m.Case(Word.LAYOUT):
+                m.d.sync += self._layout.eq(data)
+            with m.Case(Word.RAID_DISKS):
+                m.d.sync += [self._disks.eq(data), found.width.eq(data)]
+            with m.Case(Word.RESYNC_OFFSET):
+                m.d.sync += found.dirty.eq(~data.all())
+            with m.Case(Word.RESYNC_OFFSET + 1):
+                with m.If(~data.all()):
+                    m.d.sync += found.dirty.eq(1)
+        with m.If(word >= HEAD_WORDS):
+            roles = [data.word_select(half, 16) for half in range(2)]
+            m.d.sync += self._expected.eq(
+                self._expected
+                | reduce(or_, (Mux(self._is_role(role), self._bit(role), 0) for role in roles))
+            )
+
+    def _is_role(self, role: Value) -> Value:
+        return (role < self._disks) & (role < MAX_DRIVES)
+
+    def _bit(self, role: Value) -> Value:
+        return (1 << role[: (MAX_DRIVES - 1).bit_length()])[:MAX_DRIVES]
+
+    def _sift(self, m: Module) -> None:
+        """The states CHOOSE, LOOK, LEARN and SEAT: each drive gets its role, first those that are
+        as fresh as the freshest, then those one event behind."""
+        found, port, step = self.found.payload, self._port, self._step
+        data = self.kept_read.data
+        with m.State("CHOOSE"):
+            m.d.sync += step.eq(0)
+            with m.If(found.drives.bit_select(port, 1)):
+                m.next = "LOOK"
+            with m.Else():
+                self._after_drive(m)
+
+        of_role = (HEAD_WORDS + (self._number >> 1))[:KEPT_BITS]
+        words = Array(
+            (Word.DEVICE_NUMBER, Word.FEATURES)
+            + 2 * (Word.EVENTS,)
+            + 2 * (Word.EVENTS + 1,)
+            + 2 * (of_role,)
+        )
+        of_freshest = Array((0, 0, 1, 0, 1, 0, 0, 1))
+        with m.State("LOOK"):
+            self._read(m, Mux(of_freshest[step], found.freshest, port), words[step])
+            m.next = "LEARN"
+
+        with m.State("LEARN"):
+            m.d.sync += step.eq(step + 1)
+            m.next = "LOOK"
+            role = Mux(self._numbered, data.word_select(self._number[0], 16), SPARE)
+            with m.Switch(step):
+                with m.Case(0):
+                    m.d.sync += [self._number.eq(data), self._numbered.eq(data < MOST_DEVICES)]
+                with m.Case(1):
+                    m.d.sync += self._rebuilds.eq(data[Feature.RECOVERY_OFFSET])
+                    with m.If(Cat(data[bit] for bit in REFUSED).any()):
+                        m.d.sync += self._refused.eq(1)
+                with m.Case(2, 4):
+                    m.d.sync += self._held.eq(data)
+                with m.Case(3, 5):
+                    self._subtract(m, step == 5)
+                with m.Case(6):
+                    m.d.sync += self._own_role.eq(role)
+                with m.Case(7):
+                    m.d.sync += self._their_role.eq(role)
+                    m.next = "SEAT"
+
+        with m.State("SEAT"):
+            self._seat(m)
+            self._after_drive(m)
+
+    def _seat(self, m: Module) -> None:
+        """The role of the drive, unless another has it, or it is not its turn."""
+        found, port, own = self.found.payload, self._port, self._own_role
+        events = Cat(self._low, self._high)
+        turn = events == self._late
+        role = Mux(self._late, self._their_role, own)
+        bit = self._bit(role)
+        taken = ((found.members | found.rebuilding) & bit).any()
+        places = self._places
+        with m.If(turn):
+            with m.If(self._is_role(own) & ~self._rebuilds):
+                m.d.sync += self._claimed.eq(self._claimed | self._bit(own))
+            with m.If(~self._is_role(role) | taken):
+                m.d.sync += found.left_out.bit_select(port, 1).eq(1)
+            with m.Else():
+                m.d.comb += places.store(address=role, data=port)
+                with m.If(self._rebuilds):
+                    m.d.sync += found.rebuilding.eq(found.rebuilding | bit)
+                with m.Else():
+                    m.d.sync += found.members.eq(found.members | bit)
+        with m.Elif(self._late & (events > 1)):
+            m.d.sync += found.left_out.bit_select(port, 1).eq(1)
+
+    def _after_drive(self, m: Module) -> None:
+        """The next drive, or the next turn, or the end of both."""
+        self._next_port(m, "CHOOSE", "CHOOSE")
+        with m.If(self._last_port):
+            m.d.sync += self._late.eq(~self._late)
+            with m.If(self._late):
+                m.next = "WALK"
+
+    def _judge(self, m: Module) -> None:
+        """The states WALK and JUDGE: whether the drives are enough."""
+        found, role, copy, strip = self.found.payload, self._role, self._copy, self._strip
+        copies = self._layout[: len(copy)]
+        held = (found.members, self._claimed)
+        there = Cat(mask.bit_select(role, 1) for mask in held) | self._one_there
+        last_copy = copy + 1 >= copies
+        with m.State("WALK"):
+            # Other levels do without what is found here.
+            m.d.sync += [
+                role.eq(Mux(role + 1 >= found.width, 0, role + 1)),
+                copy.eq(Mux(last_copy, 0, copy + 1)),
+                self._one_there.eq(Mux(last_copy, 0, there)),
+            ]
+            with m.If(last_copy):
+                m.d.sync += [strip.eq(strip + 1), self._all_there.eq(self._all_there & there)]
+            with m.If((last_copy & (strip + 1 >= found.width)) | (self._level != 10)):
+                m.next = "JUDGE"
+
+        with m.State("JUDGE"):
+            m.d.sync += found.hindrance.eq(self._hindrance(m))
+            m.next = "OFFER"
+
+    def _hindrance(self, m: Module) -> Signal:
+        """Why the set is not brought up."""
+        found = self.found.payload
+        layout, width = self._layout, found.width
+        level = Signal(4)
+        m.d.comb += level.eq(self._level)
+        mirrored = (layout[8:] == NEAR >> 8) & (layout[:8] != 0) & (layout[:8] <= width)
+        supported = Cat(self._level == known for known in LEVELS).any()
+        supported &= (self._disks != 0) & (self._disks <= MAX_DRIVES) & ~self._refused
+        supported &= (level != 10) | mirrored
+        counts = [Signal(WIDTH_BITS, name=f"count_{number}") for number in range(4)]
+        masks = (found.members, self._claimed, found.rebuilding, self._expected)
+        m.d.comb += [count.eq(ones(mask)) for count, mask in zip(counts, masks, strict=True)]
+        enough, certain = Signal(2), Signal(2)
+        for which, count in enumerate(counts[:2]):
+            m.d.comb += enough[which].eq(count == width)
+            m.d.comb += certain[which].eq(enough[which])
+            with m.Switch(level):
+                for known, parities in PARITIES.items():
+                    with m.Case(known):
+                        spare = count + parities >= width
+                        m.d.comb += enough[which].eq(spare)
+                        m.d.comb += certain[which].eq(Mux(found.dirty, count == width, spare))
+                with m.Case(1):
+                    m.d.comb += [enough[which].eq(count != 0), certain[which].eq(count != 0)]
+                with m.Case(10):
+                    m.d.comb += enough[which].eq(self._all_there[which])
+                    m.d.comb += certain[which].eq(self._all_there[which])
+        hindrance = Signal(Hindrance)
+        with m.If(self._different):
+            m.d.comb += hindrance.eq(Hindrance.DIFFERENT)
+        with m.Elif(~supported):
+            m.d.comb += hindrance.eq(Hindrance.UNSUPPORTED)
+        with m.Elif(~enough.all()):
+            m.d.comb += hindrance.eq(Hindrance.INCOMPLETE)
+        with m.Elif(~certain.all()):
+            m.d.comb += hindrance.eq(Hindrance.DOUBTFUL)
+        with m.Elif(counts[1] + counts[2] < counts[3]):
+            m.d.comb += hindrance.eq(Hindrance.AWAITED)
+        return hindrance
+
+    def _offer(self, m: Module) -> None:
+        """The state OFFER: the set is taken."""
+        with m.State("OFFER"):
+            m.d.comb += self.found.valid.eq(1)
+            m.d.sync += [
+                self._role.eq(0),
+                self._copy.eq(0),
+                self._strip.eq(0),
+                self._one_there.eq(0),
+                self._all_there.eq(3),
+            ]
+            with m.If(self.found.ready):
+                m.next = "SOW"

@@ -1,0 +1,66 @@
+"""Drives that belong together by their superblocks, and whether they make an array."""
+
+from amaranth.lib import data, enum
+
+from hdl.config import MAX_DRIVES, Config
+from hdl.flow.geometry import WIDTH_BITS
+from hdl.kit.table import TableRead
+
+
+class Hindrance(enum.Enum, shape=3):
+    """Why a set is not brought up."""
+
+    NOTHING = 0
+    """It can be."""
+    UNSUPPORTED = 1
+    """The card does not have what the superblocks ask for: the level, the layout, the number of
+    drives, a reshape, a replacement, a journal, a cluster, or a partial parity log."""
+    DIFFERENT = 2
+    """The drives have one identity, and do not agree on what the array is."""
+    INCOMPLETE = 3
+    """Drives are missing, and there is data that no other holds."""
+    DOUBTFUL = 4
+    """Drives are missing, and rows may be inconsistent. What a missing drive held could be worked
+    out wrongly."""
+    AWAITED = 5
+    """The data is all there, but a drive is missing that nobody has given up. It may still come."""
+
+
+def found_set(config: Config) -> data.StructLayout:
+    """Drives of one array.
+
+    Fields
+    ------
+    hindrance
+        Why it is not brought up.
+    freshest
+        The port of the drive whose word counts.
+    drives
+        A bit a port. Those with the identity of the array.
+    left_out
+        Those of them that have no role: too old, given up, or one too many.
+    width
+        How many roles the array has. Modulo 64 if it is UNSUPPORTED or DIFFERENT.
+    members, rebuilding
+        A bit a role. A drive holds it in full, or up to its recovery offset. Who that is stands in
+        the table of `found_member_read`.
+    dirty
+        Rows may be inconsistent.
+    """
+    return data.StructLayout(
+        {
+            "hindrance": Hindrance,
+            "freshest": config.port_bits,
+            "drives": config.ports,
+            "left_out": config.ports,
+            "width": WIDTH_BITS,
+            "members": MAX_DRIVES,
+            "rebuilding": MAX_DRIVES,
+            "dirty": 1,
+        }
+    )
+
+
+def found_member_read(config: Config) -> TableRead:
+    """A read port of the table that has the port of the drive in each role."""
+    return TableRead((MAX_DRIVES - 1).bit_length(), config.port_bits)
