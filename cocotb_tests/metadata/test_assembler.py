@@ -265,8 +265,10 @@ class NeedsNoCopy(Assembler):
     """A planted bug: a RAID 10 does without both copies of a strip."""
 
     def _hindrance(self, m):
-        self._all_there = Const(3)
-        return super()._hindrance(m)
+        found, self._all_there = self._all_there, Const(3)
+        hindrance = super()._hindrance(m)
+        self._all_there = found
+        return hindrance
 
 
 def run(component, name: str, *, rounds: int = 60) -> None:

@@ -104,6 +104,7 @@ async def finds_what_is_there(dut):
             if drive.present:
                 drive.remove()
                 await cycles_pass(dut.clk, bench.random.randint(1, 4))
+                await wait_until(dut, lambda it=drive: it.idle, cycles=1000, what="its commands")
             bench.fill(port)
             if bench.random.random() < 0.8:
                 drive.insert()
