@@ -1,5 +1,6 @@
 """Runs mdadm on files, which needs no kernel."""
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -29,3 +30,12 @@ def write_drive(path: Path, sectors: int, areas: Mapping[int, bytes]) -> None:
         for sector, data in areas.items():
             file.seek(sector * SECTOR_BYTES)
             file.write(data)
+
+
+def examined(tmp_path: Path, sectors: int, areas: Mapping[int, bytes]) -> dict[str, str]:
+    """What `mdadm --examine` prints of a drive of so many sectors that holds these bytes from these
+    sectors on."""
+    image = tmp_path / "drive.img"
+    write_drive(image, sectors, areas)
+    told = mdadm("--examine", str(image))
+    return dict(re.findall(r"^ *([\w -]+?) : (.*?) *$", told, re.MULTILINE))

@@ -1,16 +1,21 @@
 """Drive ports and a line store, with what moves pages of metadata between them."""
 
 from amaranth.hdl import Module
-from amaranth.lib import wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
 from hdl.drive.drives import Drives
 from hdl.flow.drive_port import DrivePort
+from hdl.flow.geometry import geometry
+from hdl.flow.operation import DriveStatus
 from hdl.memory.store import LineStore
 from hdl.metadata.page_mover import PageMover
 from hdl.metadata.superblock import kept_read, kept_table
+from hdl.metadata.superblock_facts import MdShape, SuperblockFacts
+from hdl.metadata.superblock_writer import SuperblockWriter, superblock_edit
 from hdl.metadata.survey import Survey
+from hdl.metadata.words import WordWriter
 
 PAGE_LINE = 5
 """The line that pages pass through."""
@@ -30,7 +35,7 @@ SIZES = Config(
 class SurveyRoom(wiring.Component):
     """The survey on real drive ports, as the controller connects it.
 
-    ``kept_read`` reads what is kept. ``quiet`` says that nothing moves.
+    ``kept_read`` reads what is kept.
     """
 
     def __init__(self, *, config: Config, survey=Survey):
@@ -77,4 +82,67 @@ class SurveyRoom(wiring.Component):
                 survey.capacity[port].eq(outer.capacity),
                 self.findings[port].eq(survey.findings[port]),
             ]
+        return m
+
+
+class WriterRoom(wiring.Component):
+    """The superblock writer on real drive ports, as the controller connects it.
+
+    ``level`` and ``layout`` of ``facts`` follow from ``geometry``. ``kept_read`` reads what is
+    kept.
+    """
+
+    def __init__(self, *, config: Config, writer=SuperblockWriter):
+        self._config = config
+        super().__init__(
+            {
+                "drives": Out(DrivePort(config)).array(config.ports),
+                "geometry": In(geometry(config)),
+                "facts": In(SuperblockFacts),
+                "expressible": Out(1),
+                "edit": In(stream.Signature(superblock_edit(config))),
+                "done": Out(stream.Signature(DriveStatus)),
+                "kept_read": In(kept_read(config)),
+                "busy": Out(1),
+            }
+        )
+        self._writer = writer(config=config)
+
+    def elaborate(self, platform) -> Module:
+        config, writer = self._config, self._writer
+        m = Module()
+        m.submodules.writer = writer
+        m.submodules.shape = shape = MdShape(config=config)
+        m.submodules.kept = kept = kept_table(config, reads=2)
+        m.submodules.mover = mover = PageMover(config=config)
+        m.submodules.words = words = WordWriter(config=config)
+        m.submodules.drives = drives = Drives(config=config)
+        m.submodules.store = store = LineStore(config=config, readers=2, writers=3)
+        connect(m, flipped(self.edit), writer.edit)
+        connect(m, writer.done, flipped(self.done))
+        connect(m, writer.words, words.words)
+        connect(m, words.line_write, store.write[2])
+        connect(m, writer.move, mover.move)
+        connect(m, mover.moved, writer.moved)
+        connect(m, mover.operation, drives.operation)
+        connect(m, drives.finished, mover.finished)
+        connect(m, writer.kept_write, kept.write)
+        connect(m, writer.kept_read, kept.reads[0])
+        connect(m, flipped(self.kept_read), kept.reads[1])
+        for path in range(2):
+            connect(m, drives.line_read[path], store.read[path])
+            connect(m, drives.line_write[path], store.write[path])
+        m.d.comb += [
+            shape.geometry.eq(self.geometry),
+            self.expressible.eq(shape.expressible),
+            writer.facts.eq(self.facts),
+            writer.facts.level.eq(shape.level),
+            writer.facts.layout.eq(shape.layout),
+            writer.page_line.eq(PAGE_LINE),
+            words.line.eq(PAGE_LINE),
+            drives.fail.ready.eq(1),
+            self.busy.eq(writer.busy | mover.busy | drives.busy | store.busy),
+        ]
+        for outer, inner in zip(self.drives, drives.drives, strict=True):
+            connect(m, flipped(outer), inner)
         return m

@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cocotb_tests.array.md_arrays import array, needs_linux
-from cocotb_tests.metadata.mdadm import mdadm, needs_mdadm, write_drive
+from cocotb_tests.metadata.mdadm import examined, needs_mdadm
 from cocotb_tests.metadata.superblock_pages import (
     GOOD,
     SECTORS,
@@ -173,14 +172,6 @@ def test_what_linux_writes_is_read(tmp_path: Path):
             assert first.layout == 0x100 + layout.copies
 
 
-def examined(tmp_path: Path, areas: dict[int, bytes]) -> dict[str, str]:
-    """What `mdadm --examine` prints of a drive that holds these bytes from these sectors on."""
-    image = tmp_path / "drive.img"
-    write_drive(image, SECTORS, areas)
-    told = mdadm("--examine", str(image))
-    return dict(re.findall(r"^ *([\w -]+?) : (.*?) *$", told, re.MULTILINE))
-
-
 @pytest.mark.slow
 @needs_mdadm
 def test_mdadm_reads_what_is_written(tmp_path: Path):
@@ -192,7 +183,7 @@ def test_mdadm_reads_what_is_written(tmp_path: Path):
         if one.features & Feature.BITMAP:
             # Without a bitmap mdadm takes that feature away, and then misses it in the checksum.
             areas[SECTOR + one.bitmap_offset] = bitmap_of(one).pack()
-        told = examined(tmp_path, areas)
+        told = examined(tmp_path, SECTORS, areas)
         assert told["Magic"] == "a92b4efc"
         assert told["Version"] == "1.2"
         assert told["Array UUID"].replace(":", "") == one.set_uuid.hex()
@@ -212,4 +203,4 @@ def test_mdadm_reads_what_is_written(tmp_path: Path):
         assert role == {SPARE: "spare", FAULTY: "spare"}.get(one.role, f"Active device {one.role}")
     damaged = bytearray(GOOD.pack())
     damaged[100] ^= 1
-    assert "expected" in examined(tmp_path, {SECTOR: bytes(damaged)})["Checksum"]
+    assert "expected" in examined(tmp_path, SECTORS, {SECTOR: bytes(damaged)})["Checksum"]

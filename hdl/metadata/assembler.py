@@ -4,7 +4,7 @@ from functools import reduce
 from operator import or_
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value, signed
-from amaranth.lib import stream, wiring
+from amaranth.lib import enum, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import MAX_DRIVES, Config
@@ -410,7 +410,7 @@ class Assembler(wiring.Component):
             m.d.sync += found.hindrance.eq(self._hindrance(m))
             m.next = "OFFER"
 
-    def _hindrance(self, m: Module) -> Signal:
+    def _hindrance(self, m: Module) -> enum.EnumView:
         """Why the set is not brought up."""
         found = self.found.payload
         layout, width = self._layout, found.width

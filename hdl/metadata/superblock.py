@@ -129,9 +129,9 @@ def kept_bits(config: Config) -> int:
     return config.port_bits + KEPT_BITS
 
 
-def kept_table(config: Config) -> Table:
+def kept_table(config: Config, *, reads: int = 1) -> Table:
     """What is kept of the superblock at each port."""
-    return Table(WORD_BITS, 1 << kept_bits(config))
+    return Table(WORD_BITS, 1 << kept_bits(config), reads=reads)
 
 
 def kept_read(config: Config) -> TableRead:

@@ -1,7 +1,7 @@
 """Judges the superblock of a drive word by word, as md does before it looks at other drives."""
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.kit.pulse import Pulse
@@ -212,7 +212,7 @@ class SuperblockCheck(wiring.Component):
     def _has(self, feature: Feature) -> Value:
         return self._features[feature]
 
-    def _judgement(self, m: Module) -> Signal:
+    def _judgement(self, m: Module) -> enum.EnumView:
         """What the superblock is, once all words have come."""
         features = self._has
         begin = Signal(signed(PLACE_BITS + 2))

@@ -1,0 +1,192 @@
+"""Writes the superblock of a member."""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import DWORDS_PER_BLOCK, LINE_WRITERS, Config
+from hdl.flow.geometry import WIDTH_BITS
+from hdl.flow.operation import DriveStatus
+from hdl.memory.store import write_delay
+from hdl.metadata.page_mover import page_move
+from hdl.metadata.superblock import (
+    BLOCK,
+    KEPT_WORDS,
+    WORD_BITS,
+    Word,
+    kept_address,
+    kept_read,
+    kept_write,
+)
+from hdl.metadata.superblock_facts import SuperblockFacts
+from hdl.metadata.superblock_words import changing_words, lasting_words
+from hdl.metadata.words import NUMBER_BITS, PageWord
+
+
+class Edit(enum.Enum, shape=2):
+    """What becomes of the superblock of a drive."""
+
+    MAKE = 0
+    """The drive is a new member. Nothing of what it held before counts."""
+    CHANGE = 1
+    """The drive is a member, whose superblock is kept. Only what may change is changed."""
+    ERASE = 2
+    """The drive is no member any more. Its page becomes zeros."""
+
+
+def superblock_edit(config: Config) -> data.StructLayout:
+    """A superblock to be written: of the drive at ``port``, which has or gets ``role``."""
+    return data.StructLayout({"edit": Edit, "port": config.port_bits, "role": WIDTH_BITS})
+
+
+class SuperblockWriter(wiring.Component):
+    """Stores the superblock of a member on its drive, and keeps what it has stored.
+
+    The whole page is written, with Force Unit Access. What is kept is only as good as the answer:
+    after another status than GOOD the drive may hold the old page, the new one, or parts of both.
+
+    A page takes 3,400 cycles and what the drive takes.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    edit
+        What is to be written.
+    facts
+        A level. What the array's superblocks say, constant until ``done``. Of no meaning to ERASE.
+    done
+        How that ended.
+    page_line
+        A level. A line that nobody else uses.
+    words
+        Words for that line (`hdl.metadata.words.WordWriter`).
+    kept_read, kept_write
+        What is kept of superblocks.
+    move, moved
+        Those of a user of `hdl.metadata.page_mover.PageMover`.
+    busy
+        It works, and does not wait for the drive or the user.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "edit": In(stream.Signature(superblock_edit(config))),
+                "facts": In(SuperblockFacts),
+                "done": Out(stream.Signature(DriveStatus)),
+                "page_line": In(config.line_bits),
+                "words": Out(stream.Signature(PageWord)),
+                "kept_read": Out(kept_read(config)),
+                "kept_write": Out(kept_write(config)),
+                "move": Out(stream.Signature(page_move(config))),
+                "moved": In(stream.Signature(DriveStatus)),
+                "busy": Out(1),
+            }
+        )
+        self._edit = Signal(superblock_edit(config))
+        self._number = Signal(NUMBER_BITS)
+        self._sum = Signal(WORD_BITS + KEPT_WORDS.bit_length())
+        self._word = Signal(WORD_BITS)
+
+    def elaborate(self, platform) -> Module:
+        edit, number = self._edit, self._number
+        m = Module()
+        word, new, last = self._word, Signal(WORD_BITS), Signal()
+        self._make_word(m, new)
+        settled = Signal(range(write_delay(LINE_WRITERS) + 1))
+        m.d.comb += [
+            last.eq(number == DWORDS_PER_BLOCK - 1),
+            self.kept_read.address.eq(kept_address(edit.port, number)),
+            self.kept_write.address.eq(kept_address(edit.port, number)),
+            self.kept_write.data.eq(word),
+            self.words.payload.number.eq(number),
+            self.words.payload.word.eq(word),
+            self.move.payload.port.eq(edit.port),
+            self.move.payload.writes.eq(1),
+            self.move.payload.block.eq(BLOCK),
+            self.move.payload.line.eq(self.page_line),
+        ]
+        with m.FSM(name="write_superblock") as fsm:
+            with m.State("REST"):
+                m.d.comb += self.edit.ready.eq(1)
+                m.d.sync += [edit.eq(self.edit.payload), number.eq(0), self._sum.eq(0)]
+                with m.If(self.edit.valid):
+                    m.next = "READ"
+
+            # Twice over the words: first they are added up.
+            with m.State("READ"):
+                m.next = "ADD"
+
+            with m.State("ADD"):
+                m.d.sync += [self._sum.eq(self._sum + new), number.eq(number + 1)]
+                m.next = "READ"
+                with m.If(number == KEPT_WORDS - 1):
+                    m.d.sync += number.eq(0)
+                    m.next = "READ_AGAIN"
+
+            with m.State("READ_AGAIN"):
+                m.next = "CHOOSE"
+
+            with m.State("CHOOSE"):
+                total = self._sum[:WORD_BITS] + self._sum[WORD_BITS:]
+                is_sum = (number == Word.CHECKSUM) & (edit.edit != Edit.ERASE)
+                m.d.sync += word.eq(Mux(is_sum, total, new))
+                m.next = "STORE"
+
+            with m.State("STORE"):
+                m.d.comb += self.words.valid.eq(1)
+                m.d.sync += settled.eq(0)
+                with m.If(self.words.ready):
+                    m.d.comb += self.kept_write.enable.eq(number < KEPT_WORDS)
+                    m.d.sync += number.eq(number + 1)
+                    m.next = "READ_AGAIN"
+                    with m.If(last):
+                        m.next = "SETTLE"
+
+            with m.State("SETTLE"):
+                m.d.sync += settled.eq(settled + 1)
+                with m.If(settled == write_delay(LINE_WRITERS)):
+                    m.next = "MOVE"
+
+            with m.State("MOVE"):
+                m.d.comb += self.move.valid.eq(1)
+                with m.If(self.move.ready):
+                    m.next = "LISTEN"
+
+            with m.State("LISTEN"):
+                m.d.comb += self.moved.ready.eq(1)
+                m.d.sync += self.done.payload.eq(self.moved.payload)
+                with m.If(self.moved.valid):
+                    m.next = "TELL"
+
+            with m.State("TELL"):
+                m.d.comb += self.done.valid.eq(1)
+                with m.If(self.done.ready):
+                    m.next = "REST"
+
+            waits = (
+                (fsm.ongoing("REST") & ~self.edit.valid)
+                | (fsm.ongoing("MOVE") & ~self.move.ready)
+                | (fsm.ongoing("LISTEN") & ~self.moved.valid)
+                | (fsm.ongoing("TELL") & ~self.done.ready)
+            )
+        m.d.comb += self.busy.eq(~waits)
+        return m
+
+    def _make_word(self, m: Module, new: Signal) -> None:
+        """The word at hand, but for the checksum: what is kept, or made, and what changes."""
+        edit, number, facts = self._edit, self._number, self.facts
+        lasting = lasting_words(m, number, facts, edit.role)
+        changing, changes = changing_words(m, number, facts, edit.role)
+        with m.If((number < KEPT_WORDS) & (edit.edit != Edit.ERASE)):
+            with m.If(changes):
+                m.d.comb += new.eq(changing)
+            with m.Elif(edit.edit == Edit.MAKE):
+                m.d.comb += new.eq(lasting)
+            with m.Elif(number != Word.CHECKSUM):
+                m.d.comb += new.eq(self.kept_read.data)
