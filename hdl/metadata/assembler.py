@@ -410,7 +410,7 @@ class Assembler(wiring.Component):
             m.d.sync += found.hindrance.eq(self._hindrance(m))
             m.next = "OFFER"
 
-    def _hindrance(self, m: Module) -> enum.EnumView:
+    def _hindrance(self, m: Module) -> enum.EnumView[Hindrance]:
         """Why the set is not brought up."""
         found = self.found.payload
         layout, width = self._layout, found.width

@@ -212,7 +212,7 @@ class SuperblockCheck(wiring.Component):
     def _has(self, feature: Feature) -> Value:
         return self._features[feature]
 
-    def _judgement(self, m: Module) -> enum.EnumView:
+    def _judgement(self, m: Module) -> enum.EnumView[Finding]:
         """What the superblock is, once all words have come."""
         features = self._has
         begin = Signal(signed(PLACE_BITS + 2))
