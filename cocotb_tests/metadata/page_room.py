@@ -14,6 +14,7 @@ from hdl.metadata.page_mover import PageMover
 from hdl.metadata.superblock import kept_read, kept_table
 from hdl.metadata.superblock_facts import MdShape, SuperblockFacts
 from hdl.metadata.superblock_writer import SuperblockWriter, superblock_edit
+from hdl.metadata.superblocks import Superblocks
 from hdl.metadata.survey import Survey
 from hdl.metadata.words import WordWriter
 
@@ -145,4 +146,61 @@ class WriterRoom(wiring.Component):
         ]
         for outer, inner in zip(self.drives, drives.drives, strict=True):
             connect(m, flipped(outer), inner)
+        return m
+
+
+class SuperblocksRoom(wiring.Component):
+    """All that has to do with superblocks on real drive ports, as the controller connects it."""
+
+    def __init__(self, *, config: Config, superblocks=Superblocks):
+        self._config = config
+        super().__init__(
+            {
+                "drives": Out(DrivePort(config)).array(config.ports),
+                "geometry": In(geometry(config)),
+                "facts": In(SuperblockFacts),
+                "edit": In(stream.Signature(superblock_edit(config))),
+                "done": Out(stream.Signature(DriveStatus)),
+                "kept_read": In(kept_read(config)),
+                "known": Out(config.ports),
+                "findings": Out(3).array(config.ports),
+                "busy": Out(1),
+            }
+        )
+        self._superblocks = superblocks(config=config)
+
+    def elaborate(self, platform) -> Module:
+        config, superblocks = self._config, self._superblocks
+        m = Module()
+        m.submodules.superblocks = superblocks
+        m.submodules.shape = shape = MdShape(config=config)
+        m.submodules.drives = drives = Drives(config=config)
+        m.submodules.store = store = LineStore(config=config, readers=3, writers=3)
+        connect(m, flipped(self.edit), superblocks.edit)
+        connect(m, superblocks.done, flipped(self.done))
+        connect(m, superblocks.operation, drives.operation)
+        connect(m, drives.finished, superblocks.finished)
+        connect(m, superblocks.line_read, store.read[2])
+        connect(m, superblocks.line_write, store.write[2])
+        connect(m, flipped(self.kept_read), superblocks.kept_read)
+        for path in range(2):
+            connect(m, drives.line_read[path], store.read[path])
+            connect(m, drives.line_write[path], store.write[path])
+        m.d.comb += [
+            shape.geometry.eq(self.geometry),
+            superblocks.facts.eq(self.facts),
+            superblocks.facts.level.eq(shape.level),
+            superblocks.facts.layout.eq(shape.layout),
+            superblocks.page_line.eq(PAGE_LINE),
+            self.known.eq(superblocks.known),
+            drives.fail.ready.eq(1),
+            self.busy.eq(superblocks.busy | drives.busy | store.busy),
+        ]
+        for port, (outer, inner) in enumerate(zip(self.drives, drives.drives, strict=True)):
+            connect(m, flipped(outer), inner)
+            m.d.comb += [
+                superblocks.present[port].eq(outer.present),
+                superblocks.capacity[port].eq(outer.capacity),
+                self.findings[port].eq(superblocks.findings[port]),
+            ]
         return m

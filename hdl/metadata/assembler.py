@@ -65,7 +65,8 @@ class Assembler(wiring.Component):
     drive that is one event behind is as good as current, but its role is what the freshest says. Of
     two drives for one role the fresher one has it, or the one at the lower port.
 
-    A set takes some 80 cycles a port, and up to 1,200. Nothing is written to a drive.
+    A set takes some 260 cycles, 95 more for each of its drives, and up to 1,024 for the copies of a
+    RAID 10. Nothing is written to a drive.
 
     Parameters
     ----------
@@ -410,7 +411,7 @@ class Assembler(wiring.Component):
             m.d.sync += found.hindrance.eq(self._hindrance(m))
             m.next = "OFFER"
 
-    def _hindrance(self, m: Module) -> enum.EnumView[Hindrance]:
+    def _hindrance(self, m: Module) -> "enum.EnumView[Hindrance]":
         """Why the set is not brought up."""
         found = self.found.payload
         layout, width = self._layout, found.width

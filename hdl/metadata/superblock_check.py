@@ -57,9 +57,9 @@ class SuperblockCheck(wiring.Component):
     kept
         Each word as it is taken. Roles beyond the number of devices are `SPARE`.
     finding
-        What the superblock is, 3 cycles after its last word. The next page waits for it.
+        What the superblock is, 2 cycles after its last word. The next page waits for it.
 
-    Latency 3 cycles, throughput a word a cycle. Any 128 words have one answer.
+    Latency 2 cycles, throughput a word a cycle. Any `KEPT_WORDS` words have one answer.
     """
 
     words: In(stream.Signature(WORD_BITS))
@@ -212,7 +212,7 @@ class SuperblockCheck(wiring.Component):
     def _has(self, feature: Feature) -> Value:
         return self._features[feature]
 
-    def _judgement(self, m: Module) -> enum.EnumView[Finding]:
+    def _judgement(self, m: Module) -> "enum.EnumView[Finding]":
         """What the superblock is, once all words have come."""
         features = self._has
         begin = Signal(signed(PLACE_BITS + 2))

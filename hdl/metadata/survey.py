@@ -1,13 +1,14 @@
 """Reads the superblock of each drive when it comes, and keeps it."""
 
 from amaranth.hdl import Array, Cat, Module, Signal, Value
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, SECTOR_BITS, Config
 from hdl.flow.line import ReadPort
 from hdl.flow.operation import DriveStatus
 from hdl.kit.pick import lowest_bit
+from hdl.kit.pulse import Pulse
 from hdl.metadata.page_mover import page_move
 from hdl.metadata.superblock import (
     BLOCK,
@@ -20,13 +21,18 @@ from hdl.metadata.superblock_check import SuperblockCheck
 from hdl.metadata.words import WordReader
 
 
+def outcome(config: Config) -> data.StructLayout:
+    """What the drive at ``port`` holds now. It is not known unless ``known``."""
+    return data.StructLayout({"port": config.port_bits, "known": 1, "finding": Finding})
+
+
 class Survey(wiring.Component):
     """Finds out what the superblock's place of each drive holds, one drive after the other.
 
     A drive is read once it is there, and again when it comes back. A drive that goes away is
     unknown again in the next cycle, also while it is read. Nothing is ever written to a drive.
 
-    A drive takes some 420 cycles with beats of 128 bits, and what it takes to read a page.
+    A drive takes some 300 cycles with beats of 128 bits, and what it takes to read a page.
 
     Parameters
     ----------
@@ -39,8 +45,15 @@ class Survey(wiring.Component):
         A bit a port. A drive is there.
     capacity
         Blocks of the drive at each port. It is constant while the drive is there.
+    pause
+        A level. No drive is begun.
+    rests
+        No drive is being read.
+    written
+        While it rests: what a drive holds since it has been written. Unless that is ``known`` the
+        drive is read.
     page_line
-        A level. A line that nobody else uses.
+        A level. A line that nobody else uses while a drive is read.
     move, moved
         Those of a user of `hdl.metadata.page_mover.PageMover`.
     line_read
@@ -61,6 +74,9 @@ class Survey(wiring.Component):
             {
                 "present": In(config.ports),
                 "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
+                "pause": In(1),
+                "rests": Out(1),
+                "written": In(Pulse(outcome(config))),
                 "page_line": In(config.line_bits),
                 "move": Out(stream.Signature(page_move(config))),
                 "moved": In(stream.Signature(DriveStatus)),
@@ -95,12 +111,21 @@ class Survey(wiring.Component):
         ]
         self._keep(m)
         m.d.sync += self.known.eq(self.known & self.present)
+        written = self.written.payload
+        with m.If(self.written.valid):
+            m.d.sync += [
+                Array(self.findings)[written.port].eq(written.finding),
+                self.known.bit_select(written.port, 1).eq(
+                    written.known & self.present.bit_select(written.port, 1)
+                ),
+            ]
         with m.If(~is_there):
             m.d.sync += self._gone.eq(1)
         with m.FSM(name="survey") as fsm:
             with m.State("REST"):
                 m.d.sync += [port.eq(lowest_bit(m, unknown, "first")), self._gone.eq(0)]
-                with m.If(unknown.any()):
+                begins = unknown.any() & ~self.pause
+                with m.If(begins):
                     m.next = "ASK"
 
             with m.State("ASK"):
@@ -129,11 +154,12 @@ class Survey(wiring.Component):
                     m.next = "REST"
 
             waits = (
-                (fsm.ongoing("REST") & ~unknown.any())
+                (fsm.ongoing("REST") & ~begins)
                 | (fsm.ongoing("ASK") & ~self.move.ready)
                 | (fsm.ongoing("LISTEN") & ~self.moved.valid)
             )
-        m.d.comb += self.busy.eq(~waits)
+            m.d.comb += self.rests.eq(fsm.ongoing("REST"))
+        m.d.comb += self.busy.eq(~waits | self.written.valid)
         return m
 
     def _keep(self, m: Module) -> None:

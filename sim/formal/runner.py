@@ -52,6 +52,9 @@ GRACE_SECONDS = 60.0
 
 LOG_TAIL_LINES = 25
 
+VERDICTS = {"PASS": "holds", "FAIL": "refuted"}
+"""What a status is called. A planted bug has to be refuted."""
+
 ENGINES: dict[Mode, str] = {
     "bmc": "abc bmc3",
     "prove": "abc pdr",
@@ -157,7 +160,8 @@ def prove(
         if draft is not None:
             _run(draft, text, task, timeout)
     status = (directory / "status").read_text().split()
-    print(f"{name}: {mode} {depth}, {engine}: {status[0]}, {time.monotonic() - started:.1f} s")
+    verdict = VERDICTS.get(status[0], status[0])
+    print(f"{name}: {mode} {depth}, {engine}: {verdict}, {time.monotonic() - started:.1f} s")
     if status[0] == "PASS":
         return
     log = (directory / "proof.log").read_text(errors="replace").splitlines()

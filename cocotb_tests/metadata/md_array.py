@@ -1,0 +1,167 @@
+"""Arrays that md can express, and what their superblocks say."""
+
+import random
+from dataclasses import dataclass, replace
+
+from cocotb_tests.metadata.superblock_pages import SECTORS
+from cocotb_tests.streams import pack
+from hdl.config import DATA_OFFSET_BLOCKS, SECTORS_PER_BLOCK, Config
+from hdl.flow.geometry import Level, Rotation, geometry
+from hdl.metadata.superblock_facts import SuperblockFacts
+from sim.golden.superblock import CLEAN, FAULTY, SPARE, Feature, Superblock
+
+MOST_ROWS = SECTORS // SECTORS_PER_BLOCK - DATA_OFFSET_BLOCKS
+DEVICES = 128
+CODES = {
+    Rotation.LEFT_ASYMMETRIC: 0,
+    Rotation.RIGHT_ASYMMETRIC: 1,
+    Rotation.LEFT_SYMMETRIC: 2,
+    Rotation.RIGHT_SYMMETRIC: 3,
+    Rotation.PARITY_FIRST: 4,
+    Rotation.PARITY_LAST: 5,
+    Rotation.DDF_ZERO_RESTART: 8,
+    Rotation.DDF_N_RESTART: 9,
+    Rotation.DDF_N_CONTINUE: 10,
+}
+"""md's layouts with parity (`drivers/md/raid5.h`)."""
+
+DDF = (Rotation.DDF_ZERO_RESTART, Rotation.DDF_N_RESTART, Rotation.DDF_N_CONTINUE)
+NAMES = {one: one.name.lower().replace("_", "-") for one in Rotation} | {
+    Rotation.DDF_ZERO_RESTART: "ddf-zero-restart",
+    Rotation.DDF_N_RESTART: "ddf-N-restart",
+    Rotation.DDF_N_CONTINUE: "ddf-N-continue",
+}
+"""What mdadm calls them."""
+
+
+@dataclass(kw_only=True)
+class Array:
+    """An array, and what its superblocks say."""
+
+    level: Level
+    width: int
+    copies: int
+    rotation: Rotation
+    strip_shift: int
+    rows: int
+    set_uuid: bytes
+    events: int
+    dirty: bool
+    alive: int
+    rebuilding: int
+    rebuilt: int
+
+    @property
+    def md(self) -> tuple[int, int]:
+        """md's level and layout."""
+        if self.level is Level.RAID0:
+            return 0, 1
+        if self.level is Level.RAID1 and self.copies == self.width:
+            return 1, 0
+        if self.level in (Level.RAID1, Level.RAID10):
+            return 10, 0x100 | self.copies
+        return self.level.value, CODES[self.rotation]
+
+    def happens(self, generator: random.Random) -> None:
+        """Members come and go, and what they hold changes."""
+        self.events += generator.choice((1, 2, 1 << 32))
+        self.dirty = generator.random() < 0.5
+        everybody = (1 << self.width) - 1
+        self.alive = everybody & ~(generator.getrandbits(32) & generator.getrandbits(32))
+        self.rebuilding = self.alive & generator.getrandbits(32) & generator.getrandbits(32)
+        self.rebuilt = generator.randrange(self.rows)
+
+    def roles(self) -> tuple[int, ...]:
+        """By device numbers."""
+        own = [role if self.alive >> role & 1 else FAULTY for role in range(self.width)]
+        return (*own, *[SPARE] * (DEVICES - self.width))
+
+    def changed(self, one: Superblock) -> Superblock:
+        """What the superblock becomes when it is changed."""
+        rebuilds = self.rebuilding >> one.device_number & 1
+        features = Feature.RAID0_LAYOUT if self.level is Level.RAID0 else Feature(0)
+        return replace(
+            one,
+            features=features | (Feature.RECOVERY_OFFSET if rebuilds else Feature(0)),
+            recovery_offset=self.rebuilt * SECTORS_PER_BLOCK if rebuilds else 0,
+            events=self.events,
+            resync_offset=0 if self.dirty else CLEAN,
+            roles=self.roles(),
+        )
+
+    def made(self, role: int) -> Superblock:
+        """The superblock of a new member. The identity of its drive is not said here."""
+        level, layout = self.md
+        sectors = self.rows * SECTORS_PER_BLOCK
+        one = Superblock(
+            set_uuid=self.set_uuid,
+            set_name=b"striata",
+            level=level,
+            layout=layout,
+            size=0 if level == 0 else sectors,
+            chunk=0 if level == 1 else SECTORS_PER_BLOCK << self.strip_shift,
+            raid_disks=self.width,
+            data_offset=DATA_OFFSET_BLOCKS * SECTORS_PER_BLOCK,
+            data_size=sectors,
+            device_number=role,
+            device_uuid=b"",
+            events=self.events,
+        )
+        return self.changed(one)
+
+
+def random_array(generator: random.Random) -> Array:
+    """Any that md can express."""
+    level = generator.choice((Level.RAID0, Level.RAID1, Level.RAID5, Level.RAID6, Level.RAID10))
+    least = {Level.RAID5: 3, Level.RAID6: 4}.get(level, 2)
+    width = generator.randint(least, generator.choice((least, 8, 32)))
+    copies, rotation = 1, Rotation.LEFT_SYMMETRIC
+    if level in (Level.RAID1, Level.RAID10):
+        copies = generator.choice((2, width, generator.randint(2, width)))
+    if level in (Level.RAID5, Level.RAID6):
+        rotation = generator.choice([*Rotation])
+        if level is Level.RAID5 and rotation in DDF:
+            rotation = Rotation.RIGHT_SYMMETRIC
+    array = Array(
+        level=level,
+        width=width,
+        copies=copies,
+        rotation=rotation,
+        strip_shift=generator.randrange(9),
+        rows=generator.randint(2, MOST_ROWS),
+        set_uuid=generator.randbytes(16),
+        events=generator.choice((1, 2, (1 << 32) - 1, generator.getrandbits(60))),
+        dirty=False,
+        alive=0,
+        rebuilding=0,
+        rebuilt=0,
+    )
+    array.happens(generator)
+    return array
+
+
+def show(dut, config: Config, array: Array) -> None:
+    """What the array is from now on, at the ports ``geometry`` and ``facts``."""
+    dut.geometry.value = pack(
+        geometry(config),
+        valid=1,
+        level=array.level,
+        width=array.width,
+        copies=array.copies,
+        spans=1,
+        strip_shift=array.strip_shift,
+        rotation=array.rotation.value,
+        rows=array.rows,
+    )
+    dut.facts.value = pack(
+        SuperblockFacts,
+        set_uuid=int.from_bytes(array.set_uuid, "little"),
+        strip_shift=array.strip_shift,
+        rows=array.rows,
+        width=array.width,
+        alive=array.alive,
+        rebuilding=array.rebuilding,
+        rebuilt=array.rebuilt,
+        events=array.events,
+        dirty=array.dirty,
+    )

@@ -1,0 +1,208 @@
+"""`hdl.metadata.superblocks.Superblocks` on drive ports: edits while drives come, go and fail."""
+
+import os
+import random
+from collections import Counter
+from dataclasses import replace
+
+import cocotb
+import pytest
+from amaranth.hdl import Module
+
+from cocotb_tests.drive.drive_model import RANDOM, DriveModel
+from cocotb_tests.metadata.md_array import Array, random_array, show
+from cocotb_tests.metadata.page_room import SIZES, SuperblocksRoom
+from cocotb_tests.metadata.superblock_pages import SECTORS, expected, hostile, kept_words
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import StreamSink, StreamSource, cycles_pass, sample, start, wait_until
+from hdl.config import BLOCK_BYTES, SECTORS_PER_BLOCK
+from hdl.flow.operation import DriveStatus
+from hdl.metadata.superblock import BLOCK, KEPT_WORDS, Finding
+from hdl.metadata.superblock_writer import Edit, superblock_edit
+from hdl.metadata.superblocks import Superblocks
+from sim.golden.superblock import Superblock
+
+
+class Bench:
+    """Drives of which some are members of one array."""
+
+    def __init__(self, dut, *, seed: int):
+        self.dut = dut
+        self.random = random.Random(f"{seed}/superblocks")
+        blocks = SECTORS // SECTORS_PER_BLOCK
+        self.drives = [
+            DriveModel(dut, port, config=SIZES, timing=RANDOM, capacity=blocks, seed=seed)
+            for port in range(SIZES.ports)
+        ]
+        for drive in self.drives:
+            drive.storage[BLOCK] = hostile(self.random)
+        self.edits = StreamSource(dut, "edit", layout=superblock_edit(SIZES))
+        self.done = StreamSink(dut, "done", layout=DriveStatus, active=0.3)
+        self.array: Array = random_array(self.random)
+        self.told: Counter = Counter()
+        dut.kept_read__address.value = 0
+
+    async def exchange(self, port: int) -> None:
+        """A drive goes, and perhaps comes back as another one."""
+        drive = self.drives[port]
+        if drive.present:
+            drive.remove()
+            await cycles_pass(self.dut.clk, self.random.randint(1, 4))
+            await wait_until(self.dut, lambda: drive.idle, cycles=3000, what="its commands")
+        drive.storage[BLOCK] = hostile(self.random)
+        drive.bad_reads = {BLOCK} if self.random.random() < 0.1 else set()
+        drive.bad_writes = {BLOCK} if self.random.random() < 0.2 else set()
+        drive.error = DriveStatus.MEDIUM_ERROR
+        if self.random.random() < 0.9:
+            drive.insert()
+
+    async def change(self) -> None:
+        """The array changes, and the superblock of one drive with it, which may go meanwhile."""
+        port = self.random.randrange(SIZES.ports)
+        drive = self.drives[port]
+        own = self._own(drive)
+        edit = self.random.choice((Edit.CHANGE, Edit.ERASE)) if own else Edit.MAKE
+        if edit is Edit.MAKE and self.random.random() < 0.3:
+            self.array = random_array(self.random)
+        self.array.happens(self.random)
+        show(self.dut, SIZES, self.array)
+        role = own.device_number if own else self.random.randrange(self.array.width)
+        self.edits.send(edit=edit, port=port, role=role)
+        trouble = None
+        what = self.random.random()
+        if what < 0.3:
+            await cycles_pass(self.dut.clk, self.random.randrange(6_000))
+            trouble = cocotb.start_soon(self.exchange(port))
+        elif what < 0.5:
+            self.done.paused = True
+            ends = self.dut.done__valid
+            await wait_until(self.dut, lambda: sample(ends), cycles=40_000, what="the end")
+            trouble = cocotb.start_soon(self.exchange(port))
+            await cycles_pass(self.dut.clk, self.random.randrange(40))
+            self.done.paused = False
+        status = await self.done.receive(cycles=40_000)
+        self.told[edit, status == DriveStatus.GOOD] += 1
+        if trouble is not None:
+            await trouble
+        elif status == DriveStatus.GOOD:
+            assert drive.present and not drive.bad_writes
+            drive.bad_reads.clear()  # a block that has been written can be read
+            self._check_page(edit, own, role, drive.storage[BLOCK])
+        else:
+            assert drive.bad_writes or not drive.present
+
+    def _own(self, drive: DriveModel) -> Superblock | None:
+        """The superblock of a drive that is a member of the array and can be read."""
+        if not drive.present or drive.bad_reads or expected(drive.storage[BLOCK]) != Finding.VALID:
+            return None
+        one = Superblock.unpack(drive.storage[BLOCK], sectors=SECTORS)
+        return one if one.set_uuid == self.array.set_uuid else None
+
+    def _check_page(self, edit: Edit, own: Superblock | None, role: int, page: bytes) -> None:
+        if edit is Edit.ERASE:
+            assert page == bytes(BLOCK_BYTES)
+            return
+        found = Superblock.unpack(page, sectors=SECTORS)
+        if own:
+            assert found == self.array.changed(own)
+        else:
+            assert replace(found, device_uuid=b"") == self.array.made(role)
+
+    async def check(self) -> list[Finding]:
+        """What is known of each drive, which must be what it holds."""
+        await cycles_pass(self.dut.clk, 3)  # a drive that has just gone is known no more
+        present = sum(1 << port for port, drive in enumerate(self.drives) if drive.present)
+        known = self.dut.known
+        await wait_until(self.dut, lambda: sample(known) == present, cycles=40_000, what="known")
+        found = []
+        for port, drive in enumerate(self.drives):
+            if not drive.present:
+                continue
+            page = drive.storage[BLOCK]
+            finding = Finding(sample(getattr(self.dut, f"findings__{port}")))
+            wanted = Finding.UNREADABLE if drive.bad_reads else expected(page)
+            assert finding == wanted, f"{port}: {finding}, not {wanted}"
+            if finding == Finding.VALID:
+                assert await self.kept(port) == kept_words(page), port
+            found.append(finding)
+        return found
+
+    async def kept(self, port: int) -> list[int]:
+        """What is kept of the drive at a port."""
+        words = []
+        for number in range(KEPT_WORDS):
+            self.dut.kept_read__address.value = port * KEPT_WORDS + number
+            await cycles_pass(self.dut.clk, 2)
+            words.append(sample(self.dut.kept_read__data))
+        return words
+
+
+@cocotb.test(timeout_time=80, timeout_unit="ms")
+async def knows_what_is_there(dut):
+    """Superblocks are written while other drives come and are read, and while their own goes."""
+    bench = Bench(dut, seed=cocotb.RANDOM_SEED)
+    show(dut, SIZES, bench.array)
+    await start(dut)
+    found = Counter(await bench.check())
+    for _ in range(int(os.environ["ROUNDS"])):
+        for _ in range(bench.random.randint(0, 2)):
+            await bench.exchange(bench.random.randrange(SIZES.ports))
+            await cycles_pass(dut.clk, bench.random.randrange(600))
+        await bench.change()
+        found.update(await bench.check())
+    told = bench.told
+    assert all(told[edit, True] for edit in Edit), told
+    assert told[Edit.MAKE, False], told
+    assert found[Finding.VALID] and found[Finding.NONE]
+    await wait_until(dut, lambda: not sample(dut.busy), cycles=100, what="rest")
+
+
+class WritesAtOnce(Superblocks):
+    """A planted bug: an edit begins while a drive is being read."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += [
+            self._writer.edit.valid.eq(self.edit.valid),
+            self.edit.ready.eq(self._writer.edit.ready),
+        ]
+        return m
+
+
+class BelievesTheExchanged(Superblocks):
+    """A planted bug: a drive that has been exchanged since its edit began is known."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        with m.If(self._writer.done.payload == DriveStatus.GOOD):
+            m.d.comb += self._survey.written.payload.known.eq(1)
+        return m
+
+
+class BelievesTheFailed(Superblocks):
+    """A planted bug: a drive that refused its superblock is known to have it."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self._survey.written.payload.known.eq(~self._gone)
+        return m
+
+
+def run(component, name: str, *, rounds: int) -> None:
+    simulate(component, name=name, module=__name__, parameters={"ROUNDS": str(rounds)})
+
+
+def test_superblocks():
+    run(SuperblocksRoom(config=SIZES), "superblocks", rounds=40)
+
+
+@pytest.mark.slow
+def test_superblocks_for_long():
+    run(SuperblocksRoom(config=SIZES), "superblocks_long", rounds=400)
+
+
+@pytest.mark.parametrize("bug", [BelievesTheExchanged, BelievesTheFailed, WritesAtOnce])
+def test_superblocks_planted_bugs_are_found(bug):
+    room = SuperblocksRoom(config=SIZES, superblocks=bug)
+    with pytest.raises(SimulationError, match="failed: knows_what_is_there"):
+        run(room, f"superblocks_{bug.__name__}", rounds=40)
