@@ -22,7 +22,7 @@ from hdl.metadata.superblock import (
     Word,
 )
 from hdl.metadata.superblock_check import SuperblockCheck
-from sim.formal.runner import Proof, any_constant
+from sim.formal.runner import Proof
 from sim.formal.stream_rules import StreamRules
 
 SOON = 2
@@ -33,6 +33,7 @@ class SuperblockSpecification(wiring.Component):
     """`KEPT_WORDS` words have one finding, soon. VALID keeps all bounds."""
 
     words: In(stream.Signature(WORD_BITS))
+    sectors: In(PLACE_BITS)
     finding: Out(stream.Signature(Finding))
 
     def __init__(self, check: SuperblockCheck):
@@ -46,7 +47,12 @@ class SuperblockSpecification(wiring.Component):
         connect(m, check.finding, flipped(self.finding))
         m.submodules.word_rules = entering = StreamRules(check.words, role=Assume)
         m.submodules.finding_rules = leaving = StreamRules(check.finding, role=Assert)
-        m.d.comb += check.sectors.eq(any_constant(PLACE_BITS))
+        size_before, begun = Signal(PLACE_BITS), Signal()
+        m.d.sync += [size_before.eq(self.sectors), begun.eq(1)]
+        m.d.comb += [
+            check.sectors.eq(self.sectors),
+            Assume(~begun | (self.sectors == size_before)),
+        ]
 
         taken = Signal(range(KEPT_WORDS + 1))
         waited = Signal(range(SOON + 1))
@@ -76,10 +82,12 @@ class SuperblockSpecification(wiring.Component):
         m.d.comb += [
             Assert(check.words.ready == ~whole),
             Assert(~check.finding.valid | whole),
-            Assert(waited != SOON),
+            Assert(taken <= KEPT_WORDS),
+            Assert(waited < SOON),
             Assert(check.kept.valid == entering.transfer),
             Assert(~check.kept.valid | (check.kept.payload.number == taken)),
         ]
+        self._compare(m, taken, said)
         with m.If(check.finding.valid & (check.finding.payload == Finding.VALID)):
             m.d.comb += [
                 Assert(said[Word.MAGIC] == MAGIC),
@@ -90,6 +98,30 @@ class SuperblockSpecification(wiring.Component):
                 Assert(offset + size <= check.sectors),
             ]
         return m
+
+    def _compare(self, m: Module, taken: Signal, said: dict[int, Signal]) -> None:
+        """What the design has noted of the words is what they said. The prover needs that."""
+        check = self._check
+        m.d.comb += Assert(check._number == taken[: len(check._number)])
+        for place, value in (
+            (Word.DATA_OFFSET, check._offset),
+            (Word.DATA_SIZE, check._size),
+        ):
+            upper = said[place + 1]
+            beyond = upper[PLACE_BITS - WORD_BITS :].any()
+            with m.If(taken > place):
+                m.d.comb += Assert(value[:WORD_BITS] == said[place])
+            with m.If(taken > place + 1):
+                m.d.comb += [
+                    Assert(value[WORD_BITS:] == upper[: PLACE_BITS - WORD_BITS]),
+                    Assert(~beyond | check._impossible),
+                ]
+        with m.If(taken > Word.MAGIC):
+            m.d.comb += Assert((said[Word.MAGIC] == MAGIC) | check._foreign)
+        with m.If(taken > Word.FEATURES):
+            m.d.comb += Assert(check._strange == said[Word.FEATURES][FEATURES:].any())
+        with m.If(taken > Word.MAX_DEVICES):
+            m.d.comb += Assert(check._many == (said[Word.MAX_DEVICES] > MOST_DEVICES))
 
 
 class TrustsTheUpperWord(SuperblockCheck):
@@ -116,7 +148,9 @@ PROOFS = [
     Proof(
         name="superblock_check",
         build=lambda: SuperblockSpecification(SuperblockCheck()),
-        depth=KEPT_WORDS + SOON + 4,
+        depth=6,
+        engine="smtbmc yices",
+        mutant_depth=KEPT_WORDS + SOON + 4,
         mutants=[
             lambda: SuperblockSpecification(TrustsTheUpperWord()),
             lambda: SuperblockSpecification(StopsShort()),

@@ -91,6 +91,8 @@ class Proof:
         Seconds of wall time after which the proof has failed.
     mutants
         Make the specification with a planted bug in the design; each must be refuted.
+    mutant_depth
+        Cycles within which each must be; default: ``depth``.
     slow
         Leave to ``make test-full``.
     """
@@ -102,6 +104,7 @@ class Proof:
     engine: str | None = None
     timeout: float = 600.0
     mutants: list[Callable[[], Elaboratable]] = field(default_factory=list)
+    mutant_depth: int | None = None
     slow: bool = False
 
     def check(self) -> None:
@@ -118,18 +121,19 @@ class Proof:
     def check_mutant(self, index: int) -> None:
         """Raises `ProofError` unless mutant ``index`` is refuted."""
         name = f"{self.name}-mutant{index}"
+        depth = self.mutant_depth or self.depth
         try:
             prove(
                 self.mutants[index](),
                 name,
                 mode="bmc" if self.mode == "prove" else self.mode,
-                depth=self.depth,
+                depth=depth,
                 engine=self.engine if self.mode != "prove" else None,
                 timeout=self.timeout,
             )
         except Refuted:
             return
-        raise ProofError(f"{name}: the planted bug was not found within {self.depth} cycles")
+        raise ProofError(f"{name}: the planted bug was not found within {depth} cycles")
 
 
 def prove(
