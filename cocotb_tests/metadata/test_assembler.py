@@ -10,16 +10,16 @@ import pytest
 from amaranth.hdl import Cat, Const, Mux, Signal
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.metadata.array_drives import drives
+from cocotb_tests.metadata.array_drives import DATA_OFFSET, SIZE, drives
 from cocotb_tests.metadata.superblock_pages import kept_words
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, TableServer, cycles_pass, sample, start, wait_until
 from hdl.config import MAX_DRIVES, Config
-from hdl.flow.geometry import WIDTH_BITS
+from hdl.flow.geometry import WIDTH_BITS, Level, Rotation
 from hdl.metadata.assembler import Assembler
 from hdl.metadata.found_set import Hindrance, found_set
 from hdl.metadata.superblock import KEPT_WORDS, Word
-from sim.golden.assembly import ALIKE, PARITIES, judge
+from sim.golden.assembly import ALIKE, judge
 from sim.golden.superblock import CLEAN, Feature, Superblock
 
 SIZES = Config(data_width=128, ports=16, lines=256)
@@ -38,6 +38,24 @@ REFUSED = (
 NEAR = 1
 """Bits 31:8 of the layout of a RAID 10 that the card has."""
 
+ROTATIONS = {
+    0: Rotation.LEFT_ASYMMETRIC,
+    1: Rotation.RIGHT_ASYMMETRIC,
+    2: Rotation.LEFT_SYMMETRIC,
+    3: Rotation.RIGHT_SYMMETRIC,
+    4: Rotation.PARITY_FIRST,
+    5: Rotation.PARITY_LAST,
+    8: Rotation.DDF_ZERO_RESTART,
+    9: Rotation.DDF_N_RESTART,
+    10: Rotation.DDF_N_CONTINUE,
+}
+"""By md's layouts (`drivers/md/raid5.h`)."""
+
+STRIPS = {8 << shift: shift for shift in range(9)}
+"""log2 of the blocks of a strip, by its sectors."""
+
+LEAST_DISKS = {0: 2, 1: 2, 4: 3, 5: 3, 6: 4, 10: 2}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
@@ -51,6 +69,7 @@ class Expected:
     rebuilding: dict[int, int]
     width: int
     dirty: bool
+    shape: tuple | None
 
 
 def expected(found: dict[int, Superblock]) -> Expected:
@@ -59,10 +78,12 @@ def expected(found: dict[int, Superblock]) -> Expected:
     one = found[freshest]
     agreed = {name: getattr(one, name) for name in ALIKE}
     judgement = judge({port: replace(other, **agreed) for port, other in found.items()})
+    seated = [*judgement.members.values(), *judgement.rebuilding.values()]
+    shape = shape_of(found, one, [found[port] for port in seated])
     hindrance = Hindrance.NOTHING
     if any(getattr(other, name) != agreed[name] for other in found.values() for name in ALIKE):
         hindrance = Hindrance.DIFFERENT
-    elif unsupported(found, one):
+    elif shape is None:
         hindrance = Hindrance.UNSUPPORTED
     elif not judgement.starts:
         hindrance = missing(found)
@@ -75,6 +96,7 @@ def expected(found: dict[int, Superblock]) -> Expected:
         rebuilding=dict(judgement.rebuilding),
         width=one.raid_disks % (1 << WIDTH_BITS),
         dirty=one.resync_offset != CLEAN,
+        shape=shape,
     )
 
 
@@ -86,13 +108,38 @@ def missing(found: dict[int, Superblock]) -> Hindrance:
     return Hindrance.DOUBTFUL if judge(calm).enough else Hindrance.INCOMPLETE
 
 
-def unsupported(found: dict[int, Superblock], one: Superblock) -> bool:
-    """Whether the card does not have such an array."""
-    features = any(one.features & bit for one in found.values() for bit in REFUSED)
-    copies = one.layout & 0xFF
-    mirrored = one.layout >> 8 == NEAR and 0 < copies <= one.raid_disks
-    level = one.level in (0, 1, 10, *PARITIES) and (one.level != 10 or mirrored)
-    return features or not level or not 0 < one.raid_disks <= MAX_DRIVES
+def shape_of(
+    found: dict[int, Superblock], one: Superblock, members: list[Superblock]
+) -> tuple | None:
+    """Level, strip, copies, rotation and rows of an array that the card has."""
+    if any(other.features & bit for other in found.values() for bit in REFUSED):
+        return None
+    if not LEAST_DISKS.get(one.level, MAX_DRIVES + 1) <= one.raid_disks <= MAX_DRIVES:
+        return None
+    if any(member.data_offset != DATA_OFFSET for member in members):
+        return None
+    least = min((member.data_size for member in members), default=1 << 44)
+    if one.level and (one.size > least or one.size >> 44):
+        return None
+    strip = 0 if one.level == 1 else STRIPS.get(one.chunk)
+    if strip is None:
+        return None
+    rows = ((one.size if one.level else least) // 8 >> strip << strip) % (1 << 40)
+    level, copies, rotation = f"RAID{one.level}", 1, Rotation.LEFT_SYMMETRIC
+    if one.level == 1:
+        copies = one.raid_disks
+    if one.level == 10:
+        copies = one.layout & 0xFF
+        if one.layout >> 8 != NEAR or not 1 < copies <= one.raid_disks:
+            return None
+    if one.level == 4:
+        level, rotation = "RAID5", Rotation.PARITY_LAST
+    if one.level in (5, 6):
+        found_rotation = ROTATIONS.get(one.layout)
+        if found_rotation is None or (one.level == 5 and one.layout >= 8):
+            return None
+        rotation = found_rotation
+    return (Level[level], strip, copies, rotation.value, rows) if rows else None
 
 
 def bits(numbers) -> int:
@@ -106,12 +153,17 @@ def strange(found: dict[int, Superblock], generator: random.Random) -> dict[int,
         (
             {"level": 4},
             {"level": generator.choice((-4, -1, 2, 3, 7, 16, 21, 1 << 30))},
-            {"layout": generator.choice((0x102, 0x101, 0x201, 0x10102, 0x1FF, 0x103))},
+            {"layout": generator.choice((0x102, 0x101, 0x201, 0x10102, 0x1FF, 0x103, *range(12)))},
+            {"layout": generator.choice((0, 1, 3, 4, 5, 8, 9, 10))},
+            {"chunk": generator.choice((0, 4, 8, 16, 24, 128, 2048, 4096, 1 << 31))},
+            {"data_offset": generator.choice((0, 2047, 2056, 2048 + (1 << 32), 264192))},
+            {"data_size": generator.choice((SIZE - 1, SIZE - 8, SIZE + 8, SIZE + (1 << 32), 15))},
+            {"size": generator.choice((0, 7, 8, SIZE - 1, SIZE + 1, 1 << 44, SIZE + (1 << 44)))},
             {"raid_disks": generator.choice((1, 2, 31, 32, 33, 64, 1 << 20))},
             {"features": generator.choice([*Feature])},
         )
     )
-    some = generator.random() < 0.3 and "features" in what
+    some = generator.random() < 0.3 and bool({"features", "data_offset", "data_size"} & {*what})
     chosen = [generator.choice([*found])] if some else [*found]
     return {port: replace(one, **what) if port in chosen else one for port, one in found.items()}
 
@@ -122,7 +174,14 @@ class Bench:
     def __init__(self, dut, *, seed: int, active: float):
         self.dut = dut
         self.random = random.Random(f"{seed}/assembler")
-        self.found = StreamSink(dut, "found", layout=found_set(SIZES), active=active)
+        nothing = "says nothing of a set that is UNSUPPORTED, else it is compared"
+        self.found = StreamSink(
+            dut,
+            "found",
+            layout=found_set(SIZES),
+            active=active,
+            ignores=dict.fromkeys(("level", "strip_shift", "copies", "rotation", "rows"), nothing),
+        )
         self.words: dict[int, int] = {}
         dut.start.value = 0
         dut.valid.value = 0
@@ -136,7 +195,7 @@ class Bench:
         there: dict[int, Superblock] = {}
         for number in range(self.random.randint(0, 4)):
             found = drives(number + 1, self.random).found
-            if self.random.random() < 0.2:
+            if self.random.random() < 0.4:
                 found = strange(found, self.random)
             if self.random.random() < 0.2:
                 far = self.random.choice(((1 << 32) - 1, 1 << 32, (1 << 64) - 60))
@@ -195,6 +254,9 @@ class Bench:
             assert got.members == bits(wanted.members), what
             assert got.rebuilding == bits(wanted.rebuilding), what
             assert got.left_out == wanted.left_out, what
+            if wanted.shape is not None:
+                shape = Level(got.level), got.strip_shift, got.copies, got.rotation, got.rows
+                assert shape == wanted.shape, what
             assert known == roles, f"{known}: {what}"
         await wait_until(self.dut, lambda: sample(self.dut.done), cycles=100, what="the end")
         assert not sample(self.dut.found__valid), "one set too many"

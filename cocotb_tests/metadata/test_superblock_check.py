@@ -16,6 +16,7 @@ from cocotb_tests.metadata.superblock_pages import (
     hostile,
     kept_words,
     random_superblock,
+    sealed,
     unsealed,
 )
 from cocotb_tests.runner import SimulationError, simulate
@@ -23,6 +24,7 @@ from cocotb_tests.streams import StreamSink, StreamSource, every_cycle, sample, 
 from hdl.metadata.superblock import KEPT_WORDS, Finding
 from hdl.metadata.superblock_check import KeptWord, SuperblockCheck
 from sim.golden.superblock import (
+    CHECKSUM_AT,
     HEAD_BYTES,
     JOURNAL,
     PAGE_BYTES,
@@ -110,6 +112,9 @@ def named_pages() -> list[bytes]:
         _with_role(5, JOURNAL),
         _with_role(5, JOURNAL, features=0x200),
         _with_role(127, JOURNAL, device=127),
+        _with_role(127, JOURNAL, device=200),
+        _with_role(72, JOURNAL, device=200),
+        _beyond(_with_role(100, JOURNAL, device=100), devices=64),
         _with_role(126, JOURNAL, device=127),
     ]
 
@@ -120,6 +125,12 @@ def _with_role(number: int, role: int, *, device: int = 5, **values) -> bytes:
     roles[number] = role
     one = Superblock(**{**vars(GOOD), "roles": tuple(roles), "device_number": device, **values})
     return one.pack()
+
+
+def _beyond(page: bytes, *, devices: int) -> bytes:
+    """The page with fewer devices. What stands behind their roles is not erased."""
+    at = CHECKSUM_AT + 4
+    return sealed(page[:at] + struct.pack("<I", devices) + page[at + 4 :])
 
 
 def garbage(generator: random.Random) -> bytes:

@@ -57,7 +57,9 @@ class Bench:
         commands = drive.counts.commands
         self.edits.send(edit=edit, port=port, role=role)
         status = await self.done.receive(cycles=20_000)
-        assert drive.counts.commands > commands
+        done = drive.counts.history[commands:]
+        # Once stored, it is there also after a loss of power.
+        assert done and set(done) == {("WRITE", BLOCK, 1, True)}, done
         written = set(drive.storage) - {BLOCK}
         assert not written, f"blocks {written} are no superblock"
         return status, drive.read_block(BLOCK)

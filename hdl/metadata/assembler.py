@@ -13,11 +13,13 @@ from hdl.kit.bits import ones
 from hdl.kit.pick import lowest_bit
 from hdl.kit.table import Table
 from hdl.metadata.found_set import Hindrance, found_member_read, found_set
+from hdl.metadata.found_shape import FoundShape
 from hdl.metadata.superblock import (
     HEAD_WORDS,
     KEPT_BITS,
     KEPT_WORDS,
     MOST_DEVICES,
+    PLACE_BITS,
     SPARE,
     WORD_BITS,
     Feature,
@@ -25,6 +27,7 @@ from hdl.metadata.superblock import (
     kept_address,
     kept_read,
 )
+from hdl.metadata.superblock_words import DATA_OFFSET
 
 ALIKE = (*range(Word.SET_UUID, Word.SET_NAME), *range(Word.CTIME, Word.BITMAP_OFFSET))
 """Words that all superblocks of an array have in common: the identity, and from the time at which
@@ -48,12 +51,7 @@ REFUSED = (
 PARITIES = {4: 1, 5: 1, 6: 2}
 """md's levels with parity, and how many drives each can do without."""
 
-LEVELS = (0, 1, 10, *PARITIES)
-NEAR = 0x100
-"""Bits 31:8 of the layout of a RAID 10 whose copies lie side by side."""
-
-
-SIFTED = 8
+SIFTED = 12
 """Words that are read to find the role of a drive."""
 
 
@@ -124,12 +122,18 @@ class Assembler(wiring.Component):
         self._level = Signal(WORD_BITS)
         self._layout = Signal(WORD_BITS)
         self._disks = Signal(WORD_BITS)
+        self._chunk = Signal(WORD_BITS)
+        self._size = Signal(PLACE_BITS)
         self._expected = Signal(MAX_DRIVES)
+        self._least = Signal(PLACE_BITS)  # data of the smallest member
+        self._shape = FoundShape()
 
         # Of the drive that is looked at.
         self._number = Signal(range(MOST_DEVICES))
         self._numbered = Signal()
         self._rebuilds = Signal()
+        self._misplaced = Signal()  # its data begins elsewhere
+        self._sectors = Signal(PLACE_BITS)
         self._own_role = Signal(16)
         self._their_role = Signal(16)
 
@@ -149,7 +153,16 @@ class Assembler(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         m.submodules.places = self._places
+        m.submodules.shape = shape = self._shape
         connect(m, flipped(self.member_read), self._places.reads[0])
+        m.d.comb += [
+            shape.md_level.eq(self._level),
+            shape.md_layout.eq(self._layout),
+            shape.chunk.eq(self._chunk),
+            shape.disks.eq(self._disks),
+            # A RAID 0 does not say how much is used.
+            shape.sectors.eq(Mux(self._level == 0, self._least, self._size)),
+        ]
         with m.FSM(name="assemble") as fsm:
             self._rest(m)
             self._sow(m)
@@ -190,6 +203,7 @@ class Assembler(wiring.Component):
                 found.left_out.eq(0),
                 found.members.eq(0),
                 found.rebuilding.eq(0),
+                self._least.eq(~0),
             ]
             m.next = "FIND"
             with m.If(~self._unseen.any()):
@@ -288,6 +302,14 @@ class Assembler(wiring.Component):
                 m.d.sync += self._level.eq(data)
             with m.Case(Word.LAYOUT):
                 m.d.sync += self._layout.eq(data)
+            with m.Case(Word.CHUNK):
+                m.d.sync += self._chunk.eq(data)
+            with m.Case(Word.SIZE):
+                m.d.sync += self._size[:WORD_BITS].eq(data)
+            with m.Case(Word.SIZE + 1):
+                m.d.sync += self._size[WORD_BITS:].eq(data)
+                with m.If(data[PLACE_BITS - WORD_BITS :].any()):
+                    m.d.sync += self._refused.eq(1)
             with m.Case(Word.RAID_DISKS):
                 m.d.sync += [self._disks.eq(data), found.width.eq(data)]
             with m.Case(Word.RESYNC_OFFSET):
@@ -325,9 +347,10 @@ class Assembler(wiring.Component):
             (Word.DEVICE_NUMBER, Word.FEATURES)
             + 2 * (Word.EVENTS,)
             + 2 * (Word.EVENTS + 1,)
+            + (Word.DATA_OFFSET, Word.DATA_OFFSET + 1, Word.DATA_SIZE, Word.DATA_SIZE + 1)
             + 2 * (of_role,)
         )
-        of_freshest = Array((0, 0, 1, 0, 1, 0, 0, 1))
+        of_freshest = Array((0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 1))
         with m.State("LOOK"):
             self._read(m, Mux(of_freshest[step], found.freshest, port), words[step])
             m.next = "LEARN"
@@ -348,8 +371,17 @@ class Assembler(wiring.Component):
                 with m.Case(3, 5):
                     self._subtract(m, step == 5)
                 with m.Case(6):
-                    m.d.sync += self._own_role.eq(role)
+                    m.d.sync += self._misplaced.eq(data != DATA_OFFSET)
                 with m.Case(7):
+                    with m.If(data != 0):
+                        m.d.sync += self._misplaced.eq(1)
+                with m.Case(8):
+                    m.d.sync += self._sectors[:WORD_BITS].eq(data)
+                with m.Case(9):
+                    m.d.sync += self._sectors[WORD_BITS:].eq(data)
+                with m.Case(10):
+                    m.d.sync += self._own_role.eq(role)
+                with m.Case(SIFTED - 1):
                     m.d.sync += self._their_role.eq(role)
                     m.next = "SEAT"
 
@@ -373,6 +405,10 @@ class Assembler(wiring.Component):
                 m.d.sync += found.left_out.bit_select(port, 1).eq(1)
             with m.Else():
                 m.d.comb += places.store(address=role, data=port)
+                with m.If(self._misplaced):
+                    m.d.sync += self._refused.eq(1)
+                with m.If(self._sectors < self._least):
+                    m.d.sync += self._least.eq(self._sectors)
                 with m.If(self._rebuilds):
                     m.d.sync += found.rebuilding.eq(found.rebuilding | bit)
                 with m.Else():
@@ -408,19 +444,25 @@ class Assembler(wiring.Component):
                 m.next = "JUDGE"
 
         with m.State("JUDGE"):
-            m.d.sync += found.hindrance.eq(self._hindrance(m))
+            shape = self._shape
+            m.d.sync += [
+                found.hindrance.eq(self._hindrance(m)),
+                found.level.eq(shape.level),
+                found.strip_shift.eq(shape.strip_shift),
+                found.copies.eq(shape.copies),
+                found.rotation.eq(shape.rotation),
+                found.rows.eq(shape.rows),
+            ]
             m.next = "OFFER"
 
     def _hindrance(self, m: Module) -> "enum.EnumView[Hindrance]":
         """Why the set is not brought up."""
         found = self.found.payload
-        layout, width = self._layout, found.width
+        width = found.width
         level = Signal(4)
         m.d.comb += level.eq(self._level)
-        mirrored = (layout[8:] == NEAR >> 8) & (layout[:8] != 0) & (layout[:8] <= width)
-        supported = Cat(self._level == known for known in LEVELS).any()
-        supported &= (self._disks != 0) & (self._disks <= MAX_DRIVES) & ~self._refused
-        supported &= (level != 10) | mirrored
+        short = (self._level != 0) & (self._size > self._least)
+        supported = self._shape.supported & ~self._refused & ~short
         counts = [Signal(WIDTH_BITS, name=f"count_{number}") for number in range(4)]
         masks = (found.members, self._claimed, found.rebuilding, self._expected)
         m.d.comb += [count.eq(ones(mask)) for count, mask in zip(counts, masks, strict=True)]

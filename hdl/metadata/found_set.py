@@ -2,8 +2,8 @@
 
 from amaranth.lib import data, enum
 
-from hdl.config import MAX_DRIVES, Config
-from hdl.flow.geometry import WIDTH_BITS
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
+from hdl.flow.geometry import WIDTH_BITS, Level
 from hdl.kit.table import TableRead
 
 
@@ -13,8 +13,10 @@ class Hindrance(enum.Enum, shape=3):
     NOTHING = 0
     """It can be."""
     UNSUPPORTED = 1
-    """The card does not have what the superblocks ask for: the level, the layout, the number of
-    drives, a reshape, a replacement, a journal, a cluster, or a partial parity log."""
+    """The card does not have what the superblocks ask for: the level, the layout, the strip, the
+    number of drives, data that does not begin at `hdl.config.DATA_OFFSET_BLOCKS`, a member that is
+    shorter than the array needs, a reshape, a replacement, a journal, a cluster, or a partial
+    parity log."""
     DIFFERENT = 2
     """The drives have one identity, and do not agree on what the array is."""
     INCOMPLETE = 3
@@ -46,6 +48,8 @@ def found_set(config: Config) -> data.StructLayout:
         the table of `found_member_read`.
     dirty
         Rows may be inconsistent.
+    level, strip_shift, copies, rotation, rows
+        What the array is (`hdl.flow.geometry.geometry`). Nothing if it is UNSUPPORTED.
     """
     return data.StructLayout(
         {
@@ -57,6 +61,11 @@ def found_set(config: Config) -> data.StructLayout:
             "members": MAX_DRIVES,
             "rebuilding": MAX_DRIVES,
             "dirty": 1,
+            "level": Level,
+            "strip_shift": 4,
+            "copies": WIDTH_BITS,
+            "rotation": 4,
+            "rows": BLOCK_NUMBER_BITS,
         }
     )
 

@@ -78,6 +78,7 @@ class SuperblockCheck(wiring.Component):
         self._sum = Signal(WORD_BITS + KEPT_BITS)
         self._devices = Signal(range(MOST_DEVICES + 1))
         self._device = Signal(range(MOST_DEVICES))  # the drive's own number
+        self._numbered = Signal()  # it has one
         self._role = Signal(16)
 
         # What is wrong with the words that have come.
@@ -204,9 +205,9 @@ class SuperblockCheck(wiring.Component):
     def _own_role(self, m: Module, number: Value, word: Value) -> None:
         """The drive's own number, and what stands at its place."""
         with m.If(number == Word.DEVICE_NUMBER):
-            m.d.sync += self._device.eq(Mux(word < MOST_DEVICES, word, MOST_DEVICES - 1))
+            m.d.sync += [self._device.eq(word), self._numbered.eq(word < MOST_DEVICES)]
         with m.If((number >= HEAD_WORDS) & (number[: KEPT_BITS - 1] == self._device[1:])):
-            with m.If(self._device < self._devices):
+            with m.If(self._numbered & (self._device < self._devices)):
                 m.d.sync += self._role.eq(word.word_select(self._device[0], 16))
 
     def _has(self, feature: Feature) -> Value:
