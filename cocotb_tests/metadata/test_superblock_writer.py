@@ -111,6 +111,13 @@ async def writes_what_md_reads(dut):
             status, page = await bench.write(Edit.ERASE, port, role)
             assert status == DriveStatus.GOOD and page == bytes(BLOCK_BYTES)
             assert not any(await bench.kept(port))
+            # Another drive gets the role.
+            array.happens(bench.random)
+            show(dut, SIZES, array)
+            _, page = await bench.write(Edit.MAKE, port, role)
+            identity = Superblock.unpack(page, sectors=SECTORS).device_uuid
+            assert identity not in bench.identities, "two drives have one identity"
+            bench.identities.add(identity)
     assert set(levels) == {0, 1, 5, 6, 10}
     await wait_until(dut, lambda: not sample(dut.busy), cycles=100, what="rest")
 
