@@ -47,7 +47,8 @@ def lasting_words(m: Module, number: Value, facts: SuperblockFacts, role: Value)
         uuid = facts.set_uuid.word_select(place, WORD_BITS)
         values[Word.SET_UUID + place] = uuid
         # No device has it twice, also if a role gets a new drive.
-        other = {0: role + 1, 1: facts.events[:WORD_BITS]}.get(place, 0)
+        events = [facts.events.word_select(half, WORD_BITS) for half in range(2)]
+        other = {0: role + 1, 1: events[0], 2: events[1]}.get(place, 0)
         values[Word.DEVICE_UUID + place] = uuid ^ other
     name = SET_NAME.ljust(-(-len(SET_NAME) // WORD_BYTES) * WORD_BYTES, b"\0")
     for place in range(len(name) // WORD_BYTES):
