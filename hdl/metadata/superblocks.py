@@ -129,7 +129,7 @@ class Superblocks(wiring.Component):
             m.d.sync += [
                 edit.eq(self.edit.payload),
                 self._writes.eq(1),
-                self._gone.eq(~self.present.bit_select(self.edit.payload.port, 1)),
+                self._gone.eq(0),
             ]
         with m.If(ends):
             m.d.sync += self._writes.eq(0)
