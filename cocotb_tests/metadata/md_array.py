@@ -34,6 +34,10 @@ NAMES = {one: one.name.lower().replace("_", "-") for one in Rotation} | {
 """What mdadm calls them."""
 
 
+EXPRESSIBLE = (Level.RAID0, Level.RAID1, Level.RAID5, Level.RAID6, Level.RAID10)
+"""Levels that md has, of one span."""
+
+
 @dataclass(kw_only=True)
 class Array:
     """An array, and what its superblocks say."""
@@ -110,14 +114,14 @@ class Array:
         return self.changed(one)
 
 
-def random_array(generator: random.Random) -> Array:
-    """Any that md can express."""
-    level = generator.choice((Level.RAID0, Level.RAID1, Level.RAID5, Level.RAID6, Level.RAID10))
+def random_array(generator: random.Random, *, level: Level | None = None) -> Array:
+    """Any that md can express, perhaps of one ``level``."""
+    level = level or generator.choice(EXPRESSIBLE)
     least = {Level.RAID5: 3, Level.RAID6: 4}.get(level, 2)
     width = generator.randint(least, generator.choice((least, 8, 32)))
     copies, rotation = 1, Rotation.LEFT_SYMMETRIC
     if level in (Level.RAID1, Level.RAID10):
-        copies = generator.choice((2, width, generator.randint(2, width)))
+        copies = generator.choice((2, max(2, width - 1), width))
     if level in (Level.RAID5, Level.RAID6):
         rotation = generator.choice([*Rotation])
         if level is Level.RAID5 and rotation in DDF:

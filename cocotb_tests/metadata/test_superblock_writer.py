@@ -10,7 +10,7 @@ import cocotb
 import pytest
 
 from cocotb_tests.drive.drive_model import RANDOM, DriveModel
-from cocotb_tests.metadata.md_array import NAMES, Array, random_array, show
+from cocotb_tests.metadata.md_array import EXPRESSIBLE, NAMES, Array, random_array, show
 from cocotb_tests.metadata.mdadm import MDADM, examined
 from cocotb_tests.metadata.page_room import SIZES, WriterRoom
 from cocotb_tests.metadata.superblock_pages import SECTORS, kept_words
@@ -19,11 +19,13 @@ from cocotb_tests.streams import (
     StreamSink,
     StreamSource,
     cycles_pass,
+    pack,
     sample,
     start,
     wait_until,
 )
 from hdl.config import BLOCK_BYTES, SECTORS_PER_BLOCK
+from hdl.flow.geometry import Level, geometry
 from hdl.flow.operation import DriveStatus
 from hdl.metadata.superblock import BLOCK, KEPT_WORDS
 from hdl.metadata.superblock_writer import Edit, SuperblockWriter, superblock_edit
@@ -79,12 +81,13 @@ async def writes_what_md_reads(dut):
     """Members of arrays of all kinds are made, changed, exchanged, and erased."""
     bench = Bench(dut, seed=cocotb.RANDOM_SEED)
     await start(dut)
-    levels = Counter()
-    for _ in range(int(os.environ["ARRAYS"])):
-        array = random_array(bench.random)
+    levels: Counter = Counter()
+    for number in range(int(os.environ["ARRAYS"])):
+        array = random_array(bench.random, level=EXPRESSIBLE[number % len(EXPRESSIBLE)])
         show(dut, SIZES, array)
         await cycles_pass(dut.clk, 1)
         assert sample(dut.expressible)
+        levels[array.level, array.copies == array.width] += 1
         port, role = bench.random.randrange(SIZES.ports), bench.random.randrange(array.width)
         status, page = await bench.write(Edit.MAKE, port, role)
         assert status == DriveStatus.GOOD
@@ -95,7 +98,6 @@ async def writes_what_md_reads(dut):
         assert replace(found, device_uuid=b"") == array.made(role)
         assert await bench.kept(port) == kept_words(page)
         check_with_mdadm(page, array, role)
-        levels[array.md[0]] += 1
 
         for _ in range(bench.random.randint(0, 2)):
             array.happens(bench.random)
@@ -118,7 +120,12 @@ async def writes_what_md_reads(dut):
             identity = Superblock.unpack(page, sectors=SECTORS).device_uuid
             assert identity not in bench.identities, "two drives have one identity"
             bench.identities.add(identity)
-    assert set(levels) == {0, 1, 5, 6, 10}
+    assert {level for level, _ in levels} == {*EXPRESSIBLE}
+    assert {True, False} == {whole for level, whole in levels if level is Level.RAID1}
+    for level, spans in ((Level.JBOD, 1), (Level.RAIDTP, 1), (Level.RAID5, 2), (Level.RAID6, 3)):
+        dut.geometry.value = pack(geometry(SIZES), level=level, spans=spans, width=6, copies=1)
+        await cycles_pass(dut.clk, 2)
+        assert not sample(dut.expressible), level
     await wait_until(dut, lambda: not sample(dut.busy), cycles=100, what="rest")
 
 

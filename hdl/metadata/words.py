@@ -81,7 +81,7 @@ class WordReader(wiring.Component):
                     m.next = "LISTEN"
 
             with m.State("LISTEN"):
-                m.d.sync += [kept.eq(self.line_read.response), word.eq(0)]
+                m.d.sync += kept.eq(self.line_read.response)
                 with m.If(self.line_read.response_valid):
                     m.next = "GIVE"
 
