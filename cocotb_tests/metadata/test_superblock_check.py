@@ -138,7 +138,7 @@ def garbage(generator: random.Random) -> bytes:
     return generator.randbytes(PAGE_BYTES)
 
 
-@cocotb.test(timeout_time=40, timeout_unit="ms")
+@cocotb.test(timeout_time=200, timeout_unit="ms")
 async def finds_what_md_finds(dut):
     """Pages with one fault, hostile ones, good ones, and garbage, in any order."""
     bench = Bench(dut, active=float(os.environ["ACTIVE"]))

@@ -137,7 +137,7 @@ class Bench:
         return words
 
 
-@cocotb.test(timeout_time=80, timeout_unit="ms")
+@cocotb.test(timeout_time=200, timeout_unit="ms")
 async def knows_what_is_there(dut):
     """Superblocks are written while other drives come and are read, and while their own goes."""
     bench = Bench(dut, seed=cocotb.RANDOM_SEED)
