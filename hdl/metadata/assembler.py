@@ -192,8 +192,6 @@ class Assembler(wiring.Component):
             m.d.sync += [
                 self._seed.eq(first),
                 self._port.eq(first),
-                self._step.eq(0),
-                self._second.eq(0),
                 self._different.eq(0),
                 self._refused.eq(0),
                 self._claimed.eq(0),
@@ -291,7 +289,6 @@ class Assembler(wiring.Component):
             m.next = "SCAN"
             self._note(m, word, self.kept_read.data)
             with m.If(word == KEPT_WORDS - 1):
-                m.d.sync += [self._late.eq(0), self._step.eq(0)]
                 m.next = "CHOOSE"
 
     def _note(self, m: Module, word: Value, data: Value) -> None:

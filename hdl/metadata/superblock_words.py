@@ -29,7 +29,7 @@ def lasting_words(m: Module, number: Value, facts: SuperblockFacts, role: Value)
     Combinational. All other words are 0.
     """
     word = Signal(WORD_BITS, name="lasting")
-    has_strips = (facts.level != 1)
+    has_strips = facts.level != 1
     sectors = Cat(Const(0, SECTOR_BITS), facts.rows)
     values: dict[int, Value | int] = {
         Word.MAGIC: MAGIC,
