@@ -1,7 +1,6 @@
 """`hdl.metadata.superblock_writer.SuperblockWriter` on drive ports, against the model and mdadm."""
 
 import os
-import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +8,9 @@ from pathlib import Path
 import cocotb
 import pytest
 
-from cocotb_tests.drive.drive_model import RANDOM, DriveModel
 from cocotb_tests.metadata.md_array import EXPRESSIBLE, NAMES, Array, random_array, show
 from cocotb_tests.metadata.mdadm import MDADM, examined
+from cocotb_tests.metadata.page_bench import PageBench
 from cocotb_tests.metadata.page_room import SIZES, WriterRoom
 from cocotb_tests.metadata.superblock_pages import SECTORS, kept_words
 from cocotb_tests.runner import SimulationError, simulate
@@ -24,10 +23,10 @@ from cocotb_tests.streams import (
     start,
     wait_until,
 )
-from hdl.config import BLOCK_BYTES, SECTORS_PER_BLOCK
+from hdl.config import BLOCK_BYTES
 from hdl.flow.geometry import Level, geometry
 from hdl.flow.operation import DriveStatus
-from hdl.metadata.superblock import BLOCK, KEPT_WORDS
+from hdl.metadata.superblock import BLOCK
 from hdl.metadata.superblock_writer import Edit, SuperblockWriter, superblock_edit
 from sim.golden.superblock import (
     FAULTY,
@@ -37,21 +36,14 @@ from sim.golden.superblock import (
 )
 
 
-class Bench:
+class Bench(PageBench):
     """Has superblocks written, and looks at what is on the drives."""
 
     def __init__(self, dut, *, seed: int):
-        self.dut = dut
-        self.random = random.Random(f"{seed}/writer")
-        blocks = SECTORS // SECTORS_PER_BLOCK
-        self.drives = [
-            DriveModel(dut, port, config=SIZES, timing=RANDOM, capacity=blocks, seed=seed)
-            for port in range(SIZES.ports)
-        ]
+        super().__init__(dut, seed=seed, name="writer")
         self.edits = StreamSource(dut, "edit", layout=superblock_edit(SIZES))
         self.done = StreamSink(dut, "done", layout=DriveStatus, active=0.3)
         self.identities: set[bytes] = set()
-        dut.kept_read__address.value = 0
 
     async def write(self, edit: Edit, port: int, role: int) -> tuple[DriveStatus, bytes]:
         """How it ended, and the page that the drive holds then."""
@@ -65,15 +57,6 @@ class Bench:
         written = set(drive.storage) - {BLOCK}
         assert not written, f"blocks {written} are no superblock"
         return status, drive.read_block(BLOCK)
-
-    async def kept(self, port: int) -> list[int]:
-        """What is kept of the drive at a port."""
-        words = []
-        for number in range(KEPT_WORDS):
-            self.dut.kept_read__address.value = port * KEPT_WORDS + number
-            await cycles_pass(self.dut.clk, 2)
-            words.append(sample(self.dut.kept_read__data))
-        return words
 
 
 @cocotb.test(timeout_time=40, timeout_unit="ms")

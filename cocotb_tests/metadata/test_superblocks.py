@@ -1,7 +1,6 @@
 """`hdl.metadata.superblocks.Superblocks` on drive ports: edits while drives come, go and fail."""
 
 import os
-import random
 from collections import Counter
 from dataclasses import replace
 
@@ -9,38 +8,32 @@ import cocotb
 import pytest
 from amaranth.hdl import Module
 
-from cocotb_tests.drive.drive_model import RANDOM, DriveModel
+from cocotb_tests.drive.drive_model import DriveModel
 from cocotb_tests.metadata.md_array import Array, random_array, show
+from cocotb_tests.metadata.page_bench import PageBench
 from cocotb_tests.metadata.page_room import SIZES, SuperblocksRoom
-from cocotb_tests.metadata.superblock_pages import SECTORS, expected, hostile, kept_words
+from cocotb_tests.metadata.superblock_pages import SECTORS, expected, hostile
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, cycles_pass, sample, start, wait_until
-from hdl.config import BLOCK_BYTES, SECTORS_PER_BLOCK
+from hdl.config import BLOCK_BYTES
 from hdl.flow.operation import DriveStatus
-from hdl.metadata.superblock import BLOCK, KEPT_WORDS, Finding
+from hdl.metadata.superblock import BLOCK, Finding
 from hdl.metadata.superblock_writer import Edit, superblock_edit
 from hdl.metadata.superblocks import Superblocks
 from sim.golden.superblock import Superblock
 
 
-class Bench:
+class Bench(PageBench):
     """Drives of which some are members of one array."""
 
     def __init__(self, dut, *, seed: int):
-        self.dut = dut
-        self.random = random.Random(f"{seed}/superblocks")
-        blocks = SECTORS // SECTORS_PER_BLOCK
-        self.drives = [
-            DriveModel(dut, port, config=SIZES, timing=RANDOM, capacity=blocks, seed=seed)
-            for port in range(SIZES.ports)
-        ]
+        super().__init__(dut, seed=seed, name="superblocks")
         for drive in self.drives:
             drive.storage[BLOCK] = hostile(self.random)
         self.edits = StreamSource(dut, "edit", layout=superblock_edit(SIZES))
         self.done = StreamSink(dut, "done", layout=DriveStatus, active=0.3)
         self.array: Array = random_array(self.random)
         self.told: Counter = Counter()
-        dut.kept_read__address.value = 0
 
     async def exchange(self, port: int) -> None:
         """A drive goes, and perhaps comes back as another one."""
@@ -107,34 +100,6 @@ class Bench:
             assert found == self.array.changed(own)
         else:
             assert replace(found, device_uuid=b"") == self.array.made(role)
-
-    async def check(self) -> list[Finding]:
-        """What is known of each drive, which must be what it holds."""
-        await cycles_pass(self.dut.clk, 3)  # a drive that has just gone is known no more
-        present = sum(1 << port for port, drive in enumerate(self.drives) if drive.present)
-        known = self.dut.known
-        await wait_until(self.dut, lambda: sample(known) == present, cycles=40_000, what="known")
-        found = []
-        for port, drive in enumerate(self.drives):
-            if not drive.present:
-                continue
-            page = drive.storage[BLOCK]
-            finding = Finding(sample(getattr(self.dut, f"findings__{port}")))
-            wanted = Finding.UNREADABLE if drive.bad_reads else expected(page)
-            assert finding == wanted, f"{port}: {finding}, not {wanted}"
-            if finding == Finding.VALID:
-                assert await self.kept(port) == kept_words(page), port
-            found.append(finding)
-        return found
-
-    async def kept(self, port: int) -> list[int]:
-        """What is kept of the drive at a port."""
-        words = []
-        for number in range(KEPT_WORDS):
-            self.dut.kept_read__address.value = port * KEPT_WORDS + number
-            await cycles_pass(self.dut.clk, 2)
-            words.append(sample(self.dut.kept_read__data))
-        return words
 
 
 @cocotb.test(timeout_time=200, timeout_unit="ms")
