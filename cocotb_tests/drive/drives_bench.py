@@ -25,6 +25,9 @@ from hdl.config import BLOCK_BYTES, PIECES, Config
 from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, landed, operation
 from hdl.flow.piece import PIECE_CYCLES, piece
 
+OF_A_LINE = (Owner.ROW, Owner.METADATA)
+"""Owners whose reads and writes are of one block, in a line of their own."""
+
 LONGEST_REFUSAL = 3
 """Cycles that a piece may have to wait until it is taken."""
 
@@ -118,6 +121,7 @@ class Bench:
             Owner.ROW: deque(range(config.rows)),
             Owner.COMMAND: deque(range(config.commands)),
             Owner.FLUSHER: deque(range(config.rows)),
+            Owner.METADATA: deque(range(config.rows)),
         }
         self.in_use: list[set[int]] = [set() for _ in range(config.ports)]
         self.statuses: dict[DriveStatus, int] = dict.fromkeys(DriveStatus, 0)
@@ -185,7 +189,7 @@ class Bench:
         if span & self.in_use[port] or not self.indices[owner]:
             return False
         line = content = None
-        if owner is Owner.ROW and not no_data:
+        if owner in OF_A_LINE and not no_data:
             if not self.free:
                 return False
             line = self.free.pop()
@@ -312,7 +316,8 @@ class Bench:
             assert pending.port in self.may_fail, f"unexpected {status} at port {pending.port}"
             self._judge(pending, payload.place, status)
             return
-        assert owner is Owner.ROW or pending.opcode is Opcode.FLUSH, "GOOD block not landed"
+        in_line = owner in OF_A_LINE
+        assert in_line or pending.opcode is Opcode.FLUSH, "GOOD block not landed"
         if pending.opcode is Opcode.WRITE_UNCORRECTABLE:
             assert pending.block in drive.spoiled, "a block has not been made unreadable"
         elif pending.opcode is Opcode.WRITE:
@@ -441,13 +446,14 @@ def traffic(bench: Bench, count: int):
             )
         else:
             opcode = Opcode.WRITE if kind < 0.75 else Opcode.READ
+            owner = chooser.choice((Owner.ROW,) * 7 + (Owner.METADATA,))
             length = chooser.choice((1, 2, 3, 10, 70))
             fua = chooser.getrandbits(1)
             for n in range(length):
                 count -= bench.submit(
                     port=port,
                     opcode=opcode,
-                    owner=Owner.ROW,
+                    owner=owner,
                     block=block + n,
                     place=chooser.randrange(64),
                     more=int(n + 1 < length),

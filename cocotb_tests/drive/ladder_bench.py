@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cocotb_tests.drive.drive_model import Timing
-from cocotb_tests.drive.drives_bench import Bench, sizes
+from cocotb_tests.drive.drives_bench import OF_A_LINE, Bench, sizes
 from cocotb_tests.streams import cycles_pass, every_cycle, sample
 from hdl.config import TIME_BITS, Config
 from hdl.flow.operation import DriveStatus, Opcode, Owner
@@ -49,9 +49,9 @@ class Ladders(Bench):
         """Short operations of every kind, each command by itself."""
         for _ in range(count):
             opcode = self.random.choice((Opcode.READ, Opcode.WRITE, Opcode.READ, Opcode.FLUSH))
-            owner = self.random.choice((Owner.ROW, Owner.COMMAND))
+            owner = self.random.choice((*OF_A_LINE, Owner.COMMAND))
             if opcode is Opcode.WRITE:
-                owner = Owner.ROW
+                owner = self.random.choice(OF_A_LINE)
             elif opcode is Opcode.FLUSH:
                 owner = self.random.choice(list(Owner))
             self.submit(
