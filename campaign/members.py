@@ -178,11 +178,23 @@ class Members:
         if "jobs" in self._features and self._choose.random() < INTERRUPTED:
             await self._interrupt(array)
         await load.join()
-        job = await array.job_ends()
-        assert (job.state, job.lost) == (JobState.DONE, 0), f"{array}: {job}"
+        await self._judge(array, position)
         budget.drives.discard(position)
         self._card.outcome.seen[what] += 1
         await array.rest()
+
+    async def _judge(self, array: Array, position: int) -> None:
+        """The member is up to date and nothing is lost. Another job may have begun since: the card
+        takes back a drive that was reset and has forgotten, and gives it up if it hangs again."""
+        job = await array.job_ends()
+        members = (await array.state()).members
+        assert not (members[position].failed or members[position].stale), f"{array}: {members}"
+        assert not job.lost, f"{array}: {job}"
+        if job.state != JobState.DONE:
+            given_up = {member.port for member in members if member.failed}
+            assert job.state == JobState.FAILED, f"{array}: {job}"
+            assert given_up & array.forgot, f"{array}: {job}"
+            self._card.outcome.seen["drives given up as they were taken back"] += 1
 
     async def _interrupt(self, array: Array) -> None:
         """Stops the rebuild. It goes on where it was, although writes have been refused meanwhile.
