@@ -72,6 +72,8 @@ class SurveyRoom(wiring.Component):
         connect(m, survey.line_read, store.read[2])
         m.d.comb += [
             survey.page_line.eq(PAGE_LINE),
+            mover.gone.eq(survey.gone),
+            drives.failed.eq(~survey.present | mover.shuns),
             self.known.eq(survey.known),
             drives.fail.ready.eq(1),
             self.busy.eq(survey.busy | mover.busy | drives.busy | store.busy),
@@ -192,6 +194,7 @@ class SuperblocksRoom(wiring.Component):
             superblocks.facts.level.eq(shape.level),
             superblocks.facts.layout.eq(shape.layout),
             superblocks.page_line.eq(PAGE_LINE),
+            drives.failed.eq(~superblocks.present | superblocks.shuns),
             self.known.eq(superblocks.known),
             drives.fail.ready.eq(1),
             self.busy.eq(superblocks.busy | drives.busy | store.busy),

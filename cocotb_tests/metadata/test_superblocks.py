@@ -35,19 +35,20 @@ class Bench(PageBench):
         self.array: Array = random_array(self.random)
         self.told: Counter = Counter()
 
-    async def exchange(self, port: int) -> None:
-        """A drive goes, and perhaps comes back as another one."""
+    async def exchange(self, port: int) -> bytes:
+        """A drive goes, and perhaps comes back as another one. Returns that one's page."""
         drive = self.drives[port]
         if drive.present:
             drive.remove()
             await cycles_pass(self.dut.clk, self.random.randint(1, 4))
             await wait_until(self.dut, lambda: drive.idle, cycles=3000, what="its commands")
-        drive.storage[BLOCK] = hostile(self.random)
+        page = drive.storage[BLOCK] = hostile(self.random)
         drive.bad_reads = {BLOCK} if self.random.random() < 0.1 else set()
         drive.bad_writes = {BLOCK} if self.random.random() < 0.2 else set()
         drive.error = DriveStatus.MEDIUM_ERROR
         if self.random.random() < 0.9:
             drive.insert()
+        return page
 
     async def change(self) -> None:
         """The array changes, and the superblock of one drive with it, which may go meanwhile."""
@@ -64,7 +65,7 @@ class Bench(PageBench):
         trouble = None
         what = self.random.random()
         if what < 0.3:
-            await cycles_pass(self.dut.clk, self.random.randrange(6_000))
+            await cycles_pass(self.dut.clk, 2 + self.random.randrange(6_000))
             trouble = cocotb.start_soon(self.exchange(port))
         elif what < 0.5:
             self.done.paused = True
@@ -76,7 +77,9 @@ class Bench(PageBench):
         status = await self.done.receive(cycles=40_000)
         self.told[edit, status == DriveStatus.GOOD] += 1
         if trouble is not None:
-            await trouble
+            page = await trouble
+            # Nobody has named the drive that is there now.
+            assert drive.storage[BLOCK] == page, "an edit has gone to another drive"
         elif status == DriveStatus.GOOD:
             assert drive.present and not drive.bad_writes
             drive.bad_reads.clear()  # a block that has been written can be read
@@ -144,6 +147,15 @@ class BelievesTheExchanged(Superblocks):
         return m
 
 
+class FollowsThePort(Superblocks):
+    """A planted bug: an edit goes to whatever drive is at its port in the end."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self._mover.gone.eq(0)
+        return m
+
+
 class BelievesTheFailed(Superblocks):
     """A planted bug: a drive that refused its superblock is known to have it."""
 
@@ -166,7 +178,10 @@ def test_superblocks_for_long():
     run(SuperblocksRoom(config=SIZES), "superblocks_long", rounds=400)
 
 
-@pytest.mark.parametrize("bug", [BelievesTheExchanged, BelievesTheFailed, WritesAtOnce])
+BUGS = BelievesTheExchanged, BelievesTheFailed, FollowsThePort, WritesAtOnce
+
+
+@pytest.mark.parametrize("bug", BUGS)
 def test_superblocks_planted_bugs_are_found(bug):
     room = SuperblocksRoom(config=SIZES, superblocks=bug)
     with pytest.raises(SimulationError, match="failed: knows_what_is_there"):

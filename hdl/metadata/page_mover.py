@@ -41,6 +41,12 @@ class PageMover(wiring.Component):
         A page. Its line can be read when it is to be stored.
     moved
         How that ended. If a read ended with GOOD its line can be read.
+    gone
+        A level. The drive of the page at hand, or of the one that is offered, has been away since
+        somebody began to work for it. Another one may be there by now. Nothing more is sent to it.
+    shuns
+        A bit a port. What still waits for this port is for a drive that has been away, and must end
+        without being done.
     operation
         Operations of ``Owner.METADATA``.
     finished
@@ -55,6 +61,8 @@ class PageMover(wiring.Component):
             {
                 "move": In(stream.Signature(page_move(config))),
                 "moved": Out(stream.Signature(DriveStatus)),
+                "gone": In(1),
+                "shuns": Out(config.ports),
                 "operation": Out(stream.Signature(operation(config))),
                 "finished": In(stream.Signature(finished(config))),
                 "busy": Out(1),
@@ -80,8 +88,11 @@ class PageMover(wiring.Component):
             with m.State("REST"):
                 m.d.comb += self.move.ready.eq(1)
                 m.d.sync += [move.eq(self.move.payload), rounds.eq(0)]
+                m.d.sync += self.moved.payload.eq(DriveStatus.GONE)
                 with m.If(self.move.valid):
                     m.next = "SEND"
+                    with m.If(self.gone):
+                        m.next = "TELL"
 
             with m.State("SEND"):
                 m.d.comb += self.operation.valid.eq(1)
@@ -94,7 +105,9 @@ class PageMover(wiring.Component):
                 with m.If(ended.valid):
                     m.next = "TELL"
                     again = (status == DriveStatus.ABORTED) | (status == DriveStatus.UNREACHED)
-                    with m.If(again & (rounds != flush_rounds(config) - 1)):
+                    with m.If(self.gone):
+                        m.d.sync += self.moved.payload.eq(DriveStatus.GONE)
+                    with m.Elif(again & (rounds != flush_rounds(config) - 1)):
                         m.d.sync += rounds.eq(rounds + 1)
                         m.next = "SEND"
 
@@ -103,6 +116,8 @@ class PageMover(wiring.Component):
                 with m.If(self.moved.ready):
                     m.next = "REST"
 
+            asked = fsm.ongoing("SEND") | fsm.ongoing("LISTEN")
+            m.d.comb += self.shuns.eq(Mux(self.gone & asked, 1 << move.port, 0))
             waits = (
                 (fsm.ongoing("REST") & ~self.move.valid)
                 | (fsm.ongoing("SEND") & ~self.operation.ready)

@@ -18,9 +18,11 @@ from hdl.metadata.words import WordWriter
 class Superblocks(wiring.Component):
     """Reads the superblock of each drive that comes, and writes those that are asked for.
 
-    An edit waits until no drive is being read, and no drive is read while it lasts. Afterwards its
-    drive is as known as any other. If the edit did not end with GOOD, or the drive has been away
-    since it began, the drive is read again.
+    An edit waits until no drive is being read, and no drive is read while it lasts. It is for the
+    drive that is there as it is offered. If that drive goes, the edit ends with GONE, and nothing
+    is written to another one that comes in its place. Afterwards the drive is as known as any
+    other. If the edit did not end with GOOD, or the drive has been away since, the drive is read
+    again.
 
     Parameters
     ----------
@@ -35,7 +37,7 @@ class Superblocks(wiring.Component):
         A level. A line that nobody else uses.
     edit, facts, done
         See `hdl.metadata.superblock_writer.SuperblockWriter`.
-    operation, finished
+    operation, finished, shuns
         Those of a `hdl.metadata.page_mover.PageMover`.
     line_read, line_write
         Ports of the line store.
@@ -59,6 +61,7 @@ class Superblocks(wiring.Component):
                 "done": Out(stream.Signature(DriveStatus)),
                 "operation": Out(stream.Signature(operation(config))),
                 "finished": In(stream.Signature(finished(config))),
+                "shuns": Out(config.ports),
                 "line_read": Out(ReadPort(config)),
                 "line_write": Out(write_port(config)),
                 "kept_read": In(kept_read(config)),
@@ -74,7 +77,7 @@ class Superblocks(wiring.Component):
         self._kept = kept_table(config, reads=2)
         self._edit = Signal(superblock_edit(config))
         self._writes = Signal()  # an edit is under way
-        self._gone = Signal()  # its drive has been away
+        self._gone = Signal()  # the drive of the edit that is offered, or under way, has been away
 
     def elaborate(self, platform) -> Module:
         survey, writer, words = self._survey, self._writer, self._words
@@ -95,6 +98,8 @@ class Superblocks(wiring.Component):
             writer.page_line.eq(self.page_line),
             words.line.eq(self.page_line),
             writer.facts.eq(self.facts),
+            self._mover.gone.eq(Mux(self._writes, self._gone, survey.gone)),
+            self.shuns.eq(self._mover.shuns),
             self.known.eq(survey.known),
             self.busy.eq(survey.busy | writer.busy | self._mover.busy),
         ]
@@ -108,7 +113,8 @@ class Superblocks(wiring.Component):
         """An edit begins once no drive is read. Then its drive is known, or read again."""
         survey, writer, edit = self._survey, self._writer, self._edit
         ends = writer.done.valid & writer.done.ready
-        is_there = self.present.bit_select(edit.port, 1)
+        port = Mux(self._writes, edit.port, self.edit.payload.port)
+        is_there = self.present.bit_select(port, 1)
         written = survey.written.payload
         m.d.comb += [
             survey.pause.eq(self.edit.valid | self._writes),
@@ -123,14 +129,11 @@ class Superblocks(wiring.Component):
             written.known.eq((writer.done.payload == DriveStatus.GOOD) & ~self._gone & is_there),
             written.finding.eq(Mux(edit.edit == Edit.ERASE, Finding.NONE, Finding.VALID)),
         ]
-        with m.If(self._writes & ~is_there):
-            m.d.sync += self._gone.eq(1)
+        m.d.sync += self._gone.eq(
+            (self._writes | self.edit.valid) & ~ends & (self._gone | ~is_there)
+        )
         with m.If(self.edit.valid & self.edit.ready):
-            m.d.sync += [
-                edit.eq(self.edit.payload),
-                self._writes.eq(1),
-                self._gone.eq(0),
-            ]
+            m.d.sync += [edit.eq(self.edit.payload), self._writes.eq(1)]
         with m.If(ends):
             m.d.sync += self._writes.eq(0)
 

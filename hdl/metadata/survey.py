@@ -54,7 +54,7 @@ class Survey(wiring.Component):
         drive is read.
     page_line
         A level. A line that nobody else uses while a drive is read.
-    move, moved
+    move, moved, gone
         Those of a user of `hdl.metadata.page_mover.PageMover`.
     line_read
         A port of the line store.
@@ -80,6 +80,7 @@ class Survey(wiring.Component):
                 "page_line": In(config.line_bits),
                 "move": Out(stream.Signature(page_move(config))),
                 "moved": In(stream.Signature(DriveStatus)),
+                "gone": Out(1),
                 "line_read": Out(ReadPort(config)),
                 "kept_write": Out(kept_write(config)),
                 "findings": Out(Finding).array(config.ports),
@@ -90,7 +91,6 @@ class Survey(wiring.Component):
         self._reader = WordReader(config=config, words=KEPT_WORDS)
         self._check = SuperblockCheck()
         self._port = Signal(config.port_bits)
-        self._gone = Signal()  # the drive has been away since it was asked
 
     def elaborate(self, platform) -> Module:
         config, port, check, reader = self._config, self._port, self._check, self._reader
@@ -120,10 +120,10 @@ class Survey(wiring.Component):
                 ),
             ]
         with m.If(~is_there):
-            m.d.sync += self._gone.eq(1)
+            m.d.sync += self.gone.eq(1)
         with m.FSM(name="survey") as fsm:
             with m.State("REST"):
-                m.d.sync += [port.eq(lowest_bit(m, unknown, "first")), self._gone.eq(0)]
+                m.d.sync += [port.eq(lowest_bit(m, unknown, "first")), self.gone.eq(0)]
                 begins = unknown.any() & ~self.pause
                 with m.If(begins):
                     m.next = "ASK"
@@ -174,7 +174,7 @@ class Survey(wiring.Component):
     def _note(self, m: Module, finding: Value | Finding) -> None:
         """What has been found is known, unless the drive has gone meanwhile."""
         port = self._port
-        with m.If(~self._gone & self.present.bit_select(port, 1)):
+        with m.If(~self.gone & self.present.bit_select(port, 1)):
             m.d.sync += [
                 Array(self.findings)[port].eq(finding),
                 self.known.bit_select(port, 1).eq(1),
