@@ -1,6 +1,6 @@
 """The controller behind any PCIe hard block: instances in dataflow order and their connections."""
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -25,7 +25,9 @@ from hdl.kit.merge import Merge, split
 from hdl.kit.queue import Queue
 from hdl.memory.allocator import LineAllocator
 from hdl.memory.shared_read import SharedRead
+from hdl.memory.shared_write import SharedWrite
 from hdl.memory.store import LineStore
+from hdl.metadata.metadata import Metadata
 from hdl.nvme.admin.names import IDENTITY_BITS, NONCE_BITS
 from hdl.nvme.front_end import NvmeFrontEnd
 from hdl.parity.runner import ParityPass
@@ -100,8 +102,8 @@ class Core(wiring.Component):
         self._front_end = NvmeFrontEnd(config=config)
         self._tables = ArrayTables(
             config=config,
-            geometry_readers=5 + 2 * config.background,
-            member_readers=3 + config.background,
+            geometry_readers=5 + 2 * config.background + config.metadata,
+            member_readers=3 + config.background + config.metadata,
             volume_readers=3 + config.compare_and_deallocate + config.array_shares,
         )
         self._references = References(config=config)
@@ -128,6 +130,8 @@ class Core(wiring.Component):
             # Rows to be mended, and of the row walker.
             self._mending = Mending(config=config, inputs=3)
             self._walks = Merge(walk(config), inputs=2)
+        if config.metadata:
+            self._metadata = Metadata(config=config)
 
     def elaborate(self, platform) -> Module:
         config = self._config
@@ -151,6 +155,8 @@ class Core(wiring.Component):
             self._connect_walks(m)
         else:
             connect(m, self._front_end.table_changes, self._tables.changes)
+        if config.metadata:
+            self._connect_metadata(m)
         if config.intent_chunks:
             self._connect_intent(m)
         else:
@@ -179,6 +185,8 @@ class Core(wiring.Component):
             names.append("shares")
         if config.background:
             names += ["mending", "walks", "background"]
+        if config.metadata:
+            names.append("metadata")
         blocks = []
         for name in names:
             block = getattr(self, f"_{name}")
@@ -235,11 +243,14 @@ class Core(wiring.Component):
     def _connect_operations(self, m: Module) -> list:
         """Operations of rows, commands and flushes, to the drives."""
         config, drives, sequencer = self._config, self._drives, self._sequencer
-        m.submodules.operations = operations = Merge(operation(config), inputs=3)
+        users = 3 + config.metadata
+        m.submodules.operations = operations = Merge(operation(config), inputs=users)
         m.submodules.operation_skid = skid = Skid(operation(config))
         connect(m, sequencer.operation, operations.inputs[0])
         connect(m, self._dispatch.operation, operations.inputs[1])
         connect(m, self._flusher.operation, operations.inputs[2])
+        if config.metadata:
+            connect(m, self._metadata.operation, operations.inputs[3])
         connect(m, operations.output, skid.input)
         connect(m, skid.output, drives.operation)
         connect(m, self._dispatch.load_read, drives.load_read)
@@ -287,16 +298,15 @@ class Core(wiring.Component):
         of_row = ended.payload.owner == Owner.ROW
         of_command = ended.payload.owner == Owner.COMMAND
         of_flush = ended.payload.opcode == Opcode.FLUSH
-        split(
-            m,
-            ended,
-            [
-                (of_row, self._sequencer.finished),
-                (ended.payload.owner == Owner.FLUSHER, self._flusher.finished),
-                (of_command & of_flush, tracker.flushed),
-                (of_command & ~of_flush, tracker.read_failed),
-            ],
-        )
+        routes = [
+            (of_row, self._sequencer.finished),
+            (ended.payload.owner == Owner.FLUSHER, self._flusher.finished),
+            (of_command & of_flush, tracker.flushed),
+            (of_command & ~of_flush, tracker.read_failed),
+        ]
+        if config.metadata:
+            routes.append((ended.payload.owner == Owner.METADATA, self._metadata.finished))
+        split(m, ended, routes)
         return [relay]
 
     def _connect_completions(self, m: Module) -> list:
@@ -320,8 +330,30 @@ class Core(wiring.Component):
         # Not this one: a flush must be expected before its first operation can end.
         connect(m, dispatch.expected, tracker.expected)
         connect(m, self._front_end.blocks.delivered, tracker.delivered)
-        connect(m, tracker.completion, self._front_end.commands.completion)
+        if self._config.metadata:
+            events.append(self._withhold(m))
+        else:
+            connect(m, tracker.completion, self._front_end.commands.completion)
         return [commits, *events]
+
+    def _withhold(self, m: Module) -> Queue:
+        """Completions wait while a drive that has failed would be taken for good after a power cut.
+
+        The tracker never waits for that, or the drives could not end what they do. Returns the part
+        in which they wait.
+        """
+        told = self._front_end.commands.completion
+        ended = self._tracker.completion
+        queue = Queue(ended.payload.shape(), self._config.commands)
+        m.submodules.withheld = queue
+        passes = ~self._metadata.withholds
+        connect(m, ended, queue.input)
+        m.d.comb += [
+            told.payload.eq(queue.output.payload),
+            told.valid.eq(queue.output.valid & passes),
+            queue.output.ready.eq(told.ready & passes),
+        ]
+        return queue
 
     def _connect_lines(self, m: Module) -> None:
         """Lines: who gets them, who returns them, who moves their beats."""
@@ -341,13 +373,28 @@ class Core(wiring.Component):
             connect(m, parity.line_read, shared_read.users[0])
             connect(m, front_end.lines.read, shared_read.users[1])
             parity_read = shared_read.line_read
+        other_write = front_end.lines.write
+        if self._config.metadata:
+            parity_read, other_write = self._share_lines(m, parity_read, other_write)
         readers = [endpoint.line_read, parity_read, *drives.line_read]
         writers = [endpoint.line_write, parity.line_write, *drives.line_write]
-        writers.append(front_end.lines.write)
+        writers.append(other_write)
         for user, port in zip(readers, store.read, strict=True):
             connect(m, user, port)
         for user, port in zip(writers, store.write, strict=True):
             connect(m, user, port)
+
+    def _share_lines(self, m: Module, line_read, line_write) -> tuple:
+        """Pages of metadata are read and written beside these users. Returns the shared ports."""
+        metadata = self._metadata
+        m.submodules.page_read = page_read = SharedRead(config=self._config)
+        m.submodules.page_write = page_write = SharedWrite(config=self._config)
+        connect(m, line_read, page_read.users[0])
+        connect(m, metadata.line_read, page_read.users[1])
+        connect(m, line_write, page_write.users[0])
+        connect(m, metadata.line_write, page_write.users[1])
+        m.d.comb += metadata.page_line.eq(self._config.lines - 1)
+        return page_read.line_read, page_write.line_write
 
     def _connect_table_reads(self, m: Module) -> None:
         """Who reads arrays, members, volumes and ports."""
@@ -369,6 +416,9 @@ class Core(wiring.Component):
         if config.background:
             geometries += list(self._background.geometry_read)
             members.append(self._background.member_read)
+        if config.metadata:
+            geometries.append(self._metadata.geometry_read)
+            members.append(self._metadata.member_read)
         for users, ports in (
             (geometries, tables.geometry_read),
             (members, tables.member_read),
@@ -400,7 +450,11 @@ class Core(wiring.Component):
         sequencer = self._sequencer
         flush_all, flush_cache = self._flush_all, self._flush_cache
         drives = tables.drives
-        connect(m, front_end.flushes.shutdown, flush_all.request)
+        if self._config.metadata:
+            connect(m, front_end.flushes.shutdown, self._metadata.shutdown)
+            connect(m, self._metadata.flush, flush_all.request)
+        else:
+            connect(m, front_end.flushes.shutdown, flush_all.request)
         connect(m, front_end.flushes.cache, flush_cache.request)
         connect(m, sequencer.flush, flusher.ask[2])
         connect(m, flusher.told[2], sequencer.flushed)
@@ -430,16 +484,20 @@ class Core(wiring.Component):
         m.d.comb += [
             tables.restarted.eq(Cat(port.restarted for port in self.drives)),
             tables.present.eq(Cat(port.present for port in self.drives)),
-            # Always taken; a drive that is given up waits for one that failed to store data.
-            tables.fail.valid.eq(sequencer.fail.valid | drives.fail.valid),
-            tables.fail.payload.eq(
-                Mux(sequencer.fail.valid, sequencer.fail.payload, drives.fail.payload)
-            ),
-            sequencer.fail.ready.eq(1),
-            drives.fail.ready.eq(~sequencer.fail.valid),
         ]
+        # Always taken; a drive that is given up waits for one that failed to store data.
+        taken = Const(0)
+        reports = [sequencer.fail, drives.fail]
+        if config.metadata:
+            reports.append(self._metadata.fail)
+        for report in reports:
+            m.d.comb += report.ready.eq(~taken)
+            with m.If(report.valid & report.ready):
+                m.d.comb += [tables.fail.valid.eq(1), tables.fail.payload.eq(report.payload)]
+            taken |= report.valid
         connect(m, tables.drives, front_end.drives, self._dispatch.drives, sequencer.drives)
-        m.d.comb += drives.failed.eq(tables.drives.failed)
+        shuns = self._metadata.shuns if config.metadata else 0
+        m.d.comb += drives.failed.eq(tables.drives.failed | shuns)
         if config.sector_emulation:
             m.d.comb += front_end.drive_emulated.eq(Cat(port.emulated for port in self.drives))
         if config.intent_chunks:
@@ -456,8 +514,15 @@ class Core(wiring.Component):
         """Background work between the host's commands and the tables, and what it is told."""
         background, tables, front_end = self._background, self._tables, self._front_end
         dispatch, flusher, tracker = self._dispatch, self._flusher, self._tracker
-        connect(m, front_end.table_changes, background.changes)
-        connect(m, background.table_changes, tables.changes)
+        if self._config.metadata:
+            metadata = self._metadata
+            connect(m, front_end.table_changes, metadata.host_changes)
+            connect(m, metadata.changes, background.changes)
+            connect(m, background.table_changes, metadata.made_changes)
+            connect(m, metadata.table_changes, tables.changes)
+        else:
+            connect(m, front_end.table_changes, background.changes)
+            connect(m, background.table_changes, tables.changes)
         connect(m, tables.rewind, background.rewind)
         connect(m, tables.flush, flusher.ask[3])
         connect(m, flusher.told[3], tables.flushed)
@@ -525,6 +590,22 @@ class Core(wiring.Component):
             mending.ended.eq(walked.valid & walked.ready & (walked.payload.tag == MEND_TAG)),
             references.notes.eq(Cat(mend.noted for mend in mends)),
         ]
+
+    def _connect_metadata(self, m: Module) -> None:
+        """What superblocks are about: drives, arrays and the card; and when the host may begin."""
+        metadata, tables, front_end = self._metadata, self._tables, self._front_end
+        connect(m, tables.drives, metadata.drives)
+        connect(m, tables.placed_read, metadata.placed_read)
+        connect(m, self._background.arrays, metadata.arrays)
+        m.d.comb += [
+            metadata.present.eq(tables.present),
+            metadata.card.identity.eq(self.identity),
+            metadata.card.nonce.eq(self.nonce),
+            metadata.wanted.eq(front_end.wanted),
+            front_end.ready.eq(metadata.ready),
+        ]
+        for port, capacity in zip(self.drives, metadata.capacity, strict=True):
+            m.d.comb += capacity.eq(port.capacity)
 
     def _connect_intent(self, m: Module) -> None:
         """Rows that are written, and flushes, for the write-intent bitmap."""

@@ -25,6 +25,7 @@ from sim.golden.superblock import CLEAN, Feature, Superblock
 SIZES = Config(data_width=128, ports=16, lines=256)
 
 REFUSED = (
+    Feature.BAD_BLOCKS,
     Feature.RESHAPE,
     Feature.REPLACEMENT,
     Feature.RESHAPE_BACKWARDS,

@@ -22,11 +22,15 @@ class Background:
         32 and up. With the bitmap the rebuild of a drive that comes back covers only the writes
         that it missed. It needs ``background``. With 0 there is no bitmap, and such a drive is
         rebuilt from the first row to the last.
+    metadata
+        Arrays live on their drives (`hdl.metadata`). It needs ``background``. Without it, which is
+        the default, the controller forgets its arrays when power goes.
     """
 
     background: bool = True
     walk_window: int = 128
     intent_chunks: int = 0
+    metadata: bool = False
 
     def check_background(self) -> None:
         """Raises `ValueError` if the bitmap cannot be built."""
@@ -38,6 +42,13 @@ class Background:
             )
         if chunks and not self.background:
             raise ValueError("intent_chunks needs background, which rebuilds")
+        if self.metadata and not self.background:
+            raise ValueError("metadata needs background, which makes rows consistent")
+
+    @property
+    def page_lines(self) -> int:
+        """Lines, the last ones, that are not handed out, because pages of metadata pass through."""
+        return int(self.metadata)
 
     @property
     def chunk_bits(self) -> int:

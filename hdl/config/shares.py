@@ -56,13 +56,18 @@ class Shares(DataPath, Nvme, Arrays, Drives, Background):
         have not sent whole. One line is on offer to each user. In tables too small for a whole
         controller the reserve is smaller.
         """
-        return min(2 * self.ports + LINE_USERS, self.lines - LINE_USERS)
+        return min(2 * self.ports + LINE_USERS, self.free_lines - LINE_USERS)
+
+    @property
+    def free_lines(self) -> int:
+        """Lines that are handed out. They are the first ones."""
+        return self.lines - self.page_lines
 
     @property
     def least_lines(self) -> int:
         """Lines that a whole controller needs. The host's blocks then get some beside
         `line_reserve`: one on offer to each user."""
-        return 2 * self.ports + 2 * LINE_USERS
+        return 2 * self.ports + 2 * LINE_USERS + self.page_lines
 
     @property
     def command_cost(self) -> int:
@@ -100,4 +105,4 @@ class Shares(DataPath, Nvme, Arrays, Drives, Background):
     def shared_lines(self) -> int:
         """Lines that rows work with while there are several arrays. Lines of the host's blocks are
         not counted."""
-        return self.lines - self.lines // 2 - self.line_reserve
+        return self.free_lines - self.lines // 2 - self.line_reserve

@@ -111,6 +111,11 @@ def manage_request(config: Config) -> data.StructLayout:
         be. With ``zero`` the job writes zeros instead. With ``idle`` there is no job yet.
         ``initialise`` asks for the default. With ``degraded`` named ports without a drive become
         failed members, as many as the level tolerates.
+    CREATE_ARRAY with ``placed``
+        Only with `Config.metadata`. Brings up an array that its drives hold. The position of each
+        drive, and whether the member is failed, is what `ArrayTables.placed_read` says of its port,
+        and each member has ``blocks`` blocks at most. Members that are failed, or whose port has no
+        drive, must be ``degraded``. Such a port may be one that the controller does not have.
     REPLACE
         Member ``position`` of ``array`` is failed. The drive at ``port`` takes its place and is to
         be rebuilt. It may be the drive that was the member before.
@@ -143,6 +148,7 @@ def manage_request(config: Config) -> data.StructLayout:
     REMOVE_SPARE
         Makes the drive at ``port`` no spare any more.
     """
+    placed = optional(config.metadata, {"placed": 1})
     formats = optional(config.sector_emulation, {"sectors": 1, "emulation": Emulation})
     return data.StructLayout(
         {
@@ -176,6 +182,7 @@ def manage_request(config: Config) -> data.StructLayout:
                 "complete": 1,
             },
         )
+        | placed
         | formats
     )
 

@@ -51,6 +51,17 @@ def port_read(config: Config) -> TableRead:
     return TableRead(config.port_bits, port_use(config))
 
 
+def placed_member(config: Config) -> data.StructLayout:
+    """What the drive at a port is of the array that is brought up: member ``position``, which is
+    ``failed``."""
+    return data.StructLayout({"position": 5, "failed": 1})
+
+
+def placed_read(config: Config) -> TableRead:
+    """Reads what the drive at a port is of the array that is brought up."""
+    return TableRead(config.port_bits, placed_member(config))
+
+
 def capacity_read(config: Config) -> TableRead:
     """Reads the capacity of the drive at a port, in blocks."""
     return TableRead(config.port_bits, BLOCK_NUMBER_BITS)

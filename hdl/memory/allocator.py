@@ -67,7 +67,7 @@ class LineAllocator(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        lines = self._config.lines
+        lines = self._config.free_lines
         m.submodules.pool = pool = FreeList(count=lines)
         m.submodules.offer = offer = RoundRobin(count=self._users)
         m.submodules.collect = collect = RoundRobin(count=self._returns)

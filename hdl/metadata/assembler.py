@@ -37,6 +37,7 @@ COMPARED = (*ALIKE, Word.EVENTS, Word.EVENTS + 1)
 """Words of a drive that are compared with those of another."""
 
 REFUSED = (
+    Feature.BAD_BLOCKS,
     Feature.RESHAPE,
     Feature.REPLACEMENT,
     Feature.RESHAPE_BACKWARDS,

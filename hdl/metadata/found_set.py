@@ -15,8 +15,8 @@ class Hindrance(enum.Enum, shape=3):
     UNSUPPORTED = 1
     """The card does not have what the superblocks ask for: the level, the layout, the strip, the
     number of drives, data that does not begin at `hdl.config.DATA_OFFSET_BLOCKS`, a member that is
-    shorter than the array needs, a reshape, a replacement, a journal, a cluster, or a partial
-    parity log."""
+    shorter than the array needs, bad blocks, a reshape, a replacement, a journal, a cluster, or a
+    partial parity log."""
     DIFFERENT = 2
     """The drives have one identity, and do not agree on what the array is."""
     INCOMPLETE = 3

@@ -102,6 +102,10 @@ class NvmeFrontEnd(wiring.Component):
     temperature
         Composite temperature in kelvin. 0 stands for no sensor, and then
         `Config.temperature_kelvin` is reported.
+    wanted
+        The host wants the controller to work.
+    ready
+        The arrays are there. CSTS.RDY waits for that.
     card
         What the names of card and namespaces are made of (`hdl.nvme.admin.names.Names`).
     lines
@@ -139,6 +143,8 @@ class NvmeFrontEnd(wiring.Component):
                 "tellings": Out(Tellings(config)),
                 "drive_emulated": In(config.ports),
                 "volumes": Out(VolumeAccess(config)),
+                "wanted": Out(1),
+                "ready": In(1, init=1),
                 "card": In(Card()),
                 "temperature": In(16),
                 "lines": Out(LineAccess(config)),
@@ -258,6 +264,8 @@ class NvmeFrontEnd(wiring.Component):
             queues.shutting.eq(registers.shutting),
             queues.settled.eq(settled),
             registers.settled.eq(settled),
+            registers.ready.eq(self.ready),
+            self.wanted.eq(registers.wanted),
             registers.running.eq(queues.running),
             registers.drained.eq(queues.drained),
             registers.fatal.eq(

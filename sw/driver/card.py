@@ -1,7 +1,9 @@
 """A simulated card with its driver. Tools use it to bring one up in a line."""
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
+
+from amaranth.lib import wiring
 
 from hdl.config import Config
 from sim.native.harness import Harness
@@ -21,7 +23,7 @@ class SimulatedCard:
         Sizes of the controller.
     drives
         One drive a port.
-    link, expanders, jumping, seed
+    link, expanders, jumping, seed, identity, component
         As for `Harness`.
     memory_bytes
         Host memory.
@@ -38,6 +40,8 @@ class SimulatedCard:
         jumping: bool = True,
         seed: int = 1,
         begin: int = 0,
+        identity: int | None = None,
+        component: Callable[[], wiring.Component] | None = None,
     ):
         self.config = config
         self.harness = Harness(
@@ -49,6 +53,8 @@ class SimulatedCard:
             jumping=jumping,
             seed=seed,
             begin=begin,
+            identity=identity,
+            component=component,
         )
         self.transport = NativeTransport(self.harness, config.queue_pairs + 1)
         self.nvme = Nvme(self.transport)

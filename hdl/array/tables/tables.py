@@ -28,6 +28,7 @@ from hdl.flow.table_read import (
     geometry_read,
     member_read,
     migration_read,
+    placed_read,
     port_read,
     port_use,
     volume,
@@ -72,6 +73,9 @@ class ArrayTables(wiring.Component):
     migration_read
         Table of migrations, alike, for the sequencer, dispatch and the states.
         Entry and member change in the same cycle.
+    placed_read
+        Which drive is which member of an array that is brought up. Only used with
+        ``Config.metadata``.
     present
         One bit per port. A drive is there.
     capacity
@@ -158,6 +162,7 @@ class ArrayTables(wiring.Component):
                 "volume_read": In(volume_read(config)).array(volume_readers),
                 "port_read": In(port_read(config)),
                 "migration_read": In(migration_read(config)).array(MIGRATION_READERS),
+                "placed_read": Out(placed_read(config)),
                 "present": In(config.ports),
                 "restarted": In(config.ports),
                 "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
@@ -379,6 +384,11 @@ class ArrayTables(wiring.Component):
         ]
 
     @property
+    def _place(self) -> Value:
+        """The position of the drive at the port in the array that is made."""
+        return Mux(self._request.placed, self.placed_read.data.position, self._position[:5])
+
+    @property
     def _member(self) -> Value:
         """The port of the member whose entry has been read."""
         return self._members.reads[0].data
@@ -430,7 +440,7 @@ class ArrayTables(wiring.Component):
                 self._position.eq(0),
                 self._entry.eq(0),
                 self._has_free.eq(0),
-                self._smallest.eq(-1),
+                self._smallest.eq(Mux(asked.payload.placed, asked.payload.blocks, ~0)),
                 self._named.eq(0),
                 self._calm.eq(0),
             ]
@@ -451,7 +461,7 @@ class ArrayTables(wiring.Component):
     # ``position`` counts the drives, and once they are known those that have joined. With
     # background work members whose drive is not there are failed from the beginning, as many as the
     # level tolerates. They are failed also if a drive appears before they join, because nobody has
-    # looked at it.
+    # looked at it. In an array that is brought up each drive has its position.
 
     def _count_drives(self, m: Module) -> None:
         """The states COUNT_DRIVES and COMPARE_DRIVE, in turn for each port."""
@@ -464,7 +474,9 @@ class ArrayTables(wiring.Component):
         with m.State("COUNT_DRIVES"):
             taken = (health.states.used | self.decisions.reserved).bit_select(at_port, 1)
             absent = health.absent.bit_select(at_port, 1)
-            empty = absent & self._request.degraded & (at_port < config.ports)
+            known_port = (at_port < config.ports) | self._request.placed
+            empty = absent & self._request.degraded & known_port
+            m.d.comb += self.placed_read.address.eq(at_port)
             m.d.sync += [
                 blocks.eq(Array(self.capacity)[at_port]),
                 away.eq(empty),
@@ -476,6 +488,8 @@ class ArrayTables(wiring.Component):
             m.next = "COMPARE_DRIVE"
 
         with m.State("COMPARE_DRIVE"):
+            placed = self.placed_read.data
+            missing = away | (self._request.placed & placed.failed)
             m.d.sync += at_port.eq(at_port + 1)
             m.next = "COUNT_DRIVES"
             with m.If(self._last_port):
@@ -484,8 +498,8 @@ class ArrayTables(wiring.Component):
                 m.d.sync += position.eq(position + 1)
                 with m.If((blocks < smallest) & ~away):
                     m.d.sync += smallest.eq(blocks)
-                m.d.sync += self._gone.bit_select(position[:5], 1).eq(away)
-                with m.If(unavailable):
+                m.d.sync += self._gone.bit_select(self._place, 1).eq(missing)
+                with m.If(unavailable | (missing & ~self._request.degraded)):
                     self._answer(m, ManageStatus.DRIVE_UNAVAILABLE)
 
     def _admit(self, m: Module) -> None:
@@ -562,6 +576,7 @@ class ArrayTables(wiring.Component):
             m.next = "FIND_ARRAY"
 
         with m.State("FIND_ARRAY"):
+            m.d.comb += self.placed_read.address.eq(0)
             m.d.sync += [
                 self._entry.eq(read_entry),
                 read_entry.eq(read_entry + 1),
@@ -579,16 +594,21 @@ class ArrayTables(wiring.Component):
         """The states JOIN_DRIVES, one cycle a port, and WRITE_ARRAY."""
         uses, health, position = self._uses, self._health, self._position
         with m.State("JOIN_DRIVES"):
-            m.d.comb += [uses.write.data.used.eq(1), uses.write.data.array.eq(self._entry)]
+            m.d.comb += [
+                uses.write.data.used.eq(1),
+                uses.write.data.array.eq(self._entry),
+                self.placed_read.address.eq(self._at_port + 1),
+            ]
             m.d.sync += self._at_port.eq(self._at_port + 1)
             with m.If(self._named_port):
+                place = Cat(self._place, self._entry[: self._config.array_bits])
                 m.d.comb += [
                     *uses.store(),
-                    *self._members.store(),
+                    *self._members.store(address=place),
                     health.joins.eq(1 << self._port),
                 ]
                 m.d.sync += position.eq(position + 1)
-                unseen = self._gone.bit_select(position[:5], 1)
+                unseen = self._gone.bit_select(self._place, 1)
                 m.d.comb += health.fails.eq(Mux(unseen, 1 << self._port, 0))
             with m.If(self._last_port):
                 m.next = "WRITE_ARRAY"

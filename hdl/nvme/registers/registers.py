@@ -148,6 +148,10 @@ class Registers(wiring.Component):
     enable
         Queues are to work: CC.EN is set with a configuration that is supported. After CC.EN has
         been cleared it does not rise before ``running`` has gone low.
+    wanted
+        The host wants the queues to work, and has not asked for a shutdown.
+    ready
+        The card is ready for the queues to work. Once they do it may fall.
     running
         The queues work: CSTS.RDY.
     reset
@@ -192,6 +196,8 @@ class Registers(wiring.Component):
                 "register": In(RegisterBus()),
                 "admin": Out(AdminQueues()),
                 "enable": Out(1),
+                "wanted": Out(1),
+                "ready": In(1, init=1),
                 "running": In(1),
                 "reset": In(1),
                 "draining": In(1),
@@ -273,12 +279,15 @@ class Registers(wiring.Component):
     def _tell_queues(self, m: Module) -> None:
         """What the queue engine and the MSI-X structures learn of registers and accesses."""
         cc, aqa, word = self._cc, self._aqa, self._word
+        enabled = Signal()
         m.d.comb += [
             self.admin.sq_last.eq(aqa[:ADMIN_INDEX_BITS]),
             self.admin.cq_last.eq(aqa[16 : 16 + ADMIN_INDEX_BITS]),
             self.admin.sq_page.eq(self._asq[PAGE_SHIFT:]),
             self.admin.cq_page.eq(self._acq[PAGE_SHIFT:]),
-            self.enable.eq(cc.enable & ~self._closing & ~self._fatal & ~self.draining),
+            enabled.eq(cc.enable & ~self._closing & ~self._fatal & ~self.draining),
+            self.wanted.eq(enabled & ~self.shutting),
+            self.enable.eq(enabled & (self.ready | self.running)),
             self.entry_sizes_good.eq(
                 (cc.sq_entry == SQ_ENTRY_EXPONENT) & (cc.cq_entry == CQ_ENTRY_EXPONENT)
             ),

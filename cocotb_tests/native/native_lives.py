@@ -1,0 +1,332 @@
+"""A card that loses its power again and again, and what its drives must still hold."""
+
+import random
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from amaranth.lib import wiring
+
+from cocotb_tests.native.native_jobs import POLL_NS
+from hdl.background.jobs import JobState
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config
+from hdl.flow.geometry import Level
+from sim.native.parameters import MICROSECOND, Ideal
+from sw.driver import background, raid
+from sw.driver.card import SimulatedCard
+from sw.driver.commands import NvmeError
+from sw.driver.nvme import Register
+
+ROWS = 16
+CONFIG = Config(
+    data_width=128,
+    ports=6,
+    lines=64,
+    banks=4,
+    commands=32,
+    rows=32,
+    operations=128,
+    drive_tags=8,
+    read_tags=16,
+    queue_pairs=1,
+    queue_depth=32,
+    arrays=2,
+    volumes=4,
+    transfer_blocks=8,
+    walk_window=4,
+    command_timeout_ms=3,
+    abort_timeout_ms=1,
+    metadata=True,
+)
+"""The card: small, so that it is built and runs quickly."""
+
+DRIVE = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND, volatile_cache=True)
+IDENTITY = 0x5354_5249_4154_4101
+
+ENABLED = 0x0046_0001
+SHUT_DOWN = 1 << 14
+COMPLETE = 2
+LIFE_NS = 600_000
+"""How long power is there at most, after the arrays have been looked at."""
+
+LEVELS = {Level.RAID0: 2, Level.RAID1: 2, Level.RAID5: 3, Level.RAID6: 4, Level.RAID10: 3}
+"""Levels, and the fewest drives of each."""
+
+TOLERATED = {Level.RAID0: 0, Level.RAID1: 1, Level.RAID5: 1, Level.RAID6: 2, Level.RAID10: 1}
+"""How many drives each can lose for sure."""
+
+PARITY = (Level.RAID5, Level.RAID6)
+
+FEW = {"write": 12, "pull": 0.3, "replace": 0.5, "shutdown": 0.4, "delete": 0.1}
+"""How many writes are under way, and how likely the other things are in a life."""
+
+
+@dataclass(eq=False)
+class Known:
+    """An array that the host has made, and what it has been told about it.
+
+    ``stored`` is the number that each block holds for sure, and ``begun`` are those that it may
+    hold instead. ``lost`` are the roles of drives that were pulled. ``clean``: the last life ended
+    with a shutdown, and all rows were in sync. ``created``: the host knows that it is there.
+    ``deleted``: the host has asked for its end. ``erased``: the host knows that it is gone.
+    """
+
+    level: Level
+    ports: list[int]
+    blocks: int = 0
+    number: int = 0
+    namespace: int = 0
+    stored: dict[int, int] = field(default_factory=dict)
+    begun: dict[int, set[int]] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+    clean: bool = False
+    created: bool = False
+    deleted: bool = False
+    erased: bool = False
+
+
+def contents(block: int, number: int) -> bytes:
+    """What the write with this number stores in a block."""
+    return struct.pack("<QQ", block, number) * (BLOCK_BYTES // 16)
+
+
+class Lives:
+    """Lets a card live and die by a seed.
+
+    Parameters
+    ----------
+    seed
+        Of everything.
+    component
+        Another controller than that of ``config``.
+    """
+
+    def __init__(self, seed: int, *, component: Callable[[], wiring.Component] | None = None):
+        print(f"SEED={seed}")
+        self.random = random.Random(f"{seed}/lives")
+        self._seed = seed
+        self._component = component
+        self._images: list[dict[int, bytes]] = [{} for _ in range(CONFIG.ports)]
+        self.arrays: list[Known] = []
+        self.seen: Counter = Counter()
+        self._numbers = 0
+
+    @contextmanager
+    def power(self) -> Iterator[SimulatedCard]:
+        """Power is there, and goes at the end without a warning. What drives have not stored may
+        be lost then. Drives that were pulled are there the next time, with what they held."""
+        self.seen["lives"] += 1
+        with SimulatedCard(
+            CONFIG,
+            [DRIVE] * CONFIG.ports,
+            seed=self._seed + self.seen["lives"],
+            identity=IDENTITY,
+            component=self._component,
+        ) as card:
+            harness = card.harness
+            for port, image in enumerate(self._images):
+                for block, data in image.items():
+                    harness.write_drive(port, block, data)
+            yield card
+            harness.power_loss()
+            self._images = [
+                {block: harness.read_drive(port, block) for block in harness.written_blocks(port)}
+                for port in range(CONFIG.ports)
+            ]
+
+    def page(self, port: int) -> bytes:
+        """The superblock's place of a drive, while there is no power."""
+        return self._images[port].get(1, bytes(BLOCK_BYTES))
+
+    def live(self) -> None:
+        """A life: what must be there is there, then something happens, then power goes."""
+        with self.power() as card:
+            card.run(self._life(card))
+
+    async def _life(self, card: SimulatedCard) -> None:
+        await card.nvme.start(queue_pairs=1)
+        await self.look(card)
+        for array in self.arrays:
+            array.clean = False
+        until = card.harness.now_ns + self.random.uniform(0, LIFE_NS)
+        card.transport.spawn(self._work(card))
+        await card.transport.sleep(until - card.harness.now_ns)
+        if self.random.random() < FEW["shutdown"]:
+            await self.shut_down(card)
+
+    async def _work(self, card: SimulatedCard) -> None:
+        await self._make(card)
+        for array in self.arrays:
+            for _ in range(self.random.randint(1, FEW["write"])):
+                card.transport.spawn(self._write(card, array))
+            card.transport.spawn(self._trouble(card, array))
+
+    # What must be there
+
+    async def look(self, card: SimulatedCard) -> None:
+        """Finds the arrays that must be there, and what they must hold. There are no others."""
+        found = await raid.arrays(card.nvme)
+        for array in list(self.arrays):
+            match = [one for one in found if self._is(array, one)]
+            assert len(match) <= 1, (array, match)
+            if not match or array.erased:
+                assert not match, f"{array} has been deleted, and is there"
+                self._miss(array)
+                continue
+            one = match[0]
+            found.remove(one)
+            self.seen["arrays brought up"] += 1
+            self.seen["arrays brought up degraded"] += bool(one.missing)
+            gone = {n for n, member in enumerate(one.members) if member.failed or member.stale}
+            assert gone <= array.lost, f"{array} is {one}"
+            # What was not written down before power went has not been acknowledged either.
+            array.lost = gone
+            array.number, array.blocks = one.number, one.blocks
+            array.created, array.deleted = True, False
+            array.namespace = await raid.create_volume(card.nvme, one.number)
+            await self._settle(card, array)
+        assert not found, f"nobody has made {found}"
+
+    @staticmethod
+    def _is(array: Known, one: raid.Array) -> bool:
+        """Whether an array that the card has is this one: no drive is any other's."""
+        ports = [member.port for member in one.members]
+        here = {port for port in ports if port < CONFIG.ports}
+        return bool(here) and here <= set(array.ports) and one.level == array.level
+
+    def _miss(self, array: Known) -> None:
+        """The array is not there, which must have a reason."""
+        doubtful = array.level in PARITY and array.lost and not array.clean
+        ended = array.deleted or not array.created
+        assert ended or doubtful, f"{array} is lost"
+        why = "deleted" if array.deleted else "doubtful" if array.created else "not made"
+        self.seen[f"arrays not brought up: {why}"] += 1
+        self.arrays.remove(array)
+
+    async def _settle(self, card: SimulatedCard, array: Known) -> None:
+        """After that each block holds what it holds."""
+        address = card.transport.memory.allocate(BLOCK_BYTES)
+        await self.check(card, array)
+        for block in array.begun:
+            if block in array.stored:
+                await card.nvme.read(array.namespace, block, 1, address)
+                data = bytes(card.transport.memory.read(address, BLOCK_BYTES))
+                array.stored[block] = struct.unpack_from("<QQ", data)[1]
+        array.begun.clear()
+
+    async def check(self, card: SimulatedCard, array: Known) -> None:
+        """Every block holds what was stored last, or what is or was under way."""
+        address = card.transport.memory.allocate(BLOCK_BYTES)
+        for block, number in sorted(array.stored.items()):
+            before = array.begun.get(block, set())
+            await card.nvme.read(array.namespace, block, 1, address)
+            if array.deleted:
+                return
+            data = bytes(card.transport.memory.read(address, BLOCK_BYTES))
+            allowed = {number, array.stored[block]} | before | array.begun.get(block, set())
+            good = any(data == contents(block, one) for one in allowed)
+            assert good, f"{array}: block {block} holds {data[:16].hex()}, not {sorted(allowed)}"
+            self.seen["blocks that were there"] += 1
+
+    # What happens
+
+    async def _make(self, card: SimulatedCard) -> None:
+        """Makes arrays while there are free drives."""
+        choose = self.random
+        while len(self.arrays) < CONFIG.arrays:
+            used = {port for array in self.arrays for port in array.ports}
+            free = [port for port in range(CONFIG.ports) if port not in used]
+            levels = [level for level, least in LEVELS.items() if least <= len(free)]
+            if not levels or choose.random() < 0.3:
+                return
+            level = choose.choice(levels)
+            most = len(free) if level is not Level.RAID10 else min(3, len(free))
+            ports = sorted(choose.sample(free, choose.randint(LEVELS[level], most)))
+            array = Known(level=level, ports=ports)
+            self.arrays.append(array)
+            array.number = await raid.create_array(card.nvme, level, ports, strip_kib=16)
+            array.created = True
+            self.seen["arrays made"] += 1
+            one = await self._state(card, array)
+            array.blocks = one.blocks
+            array.namespace = await raid.create_volume(card.nvme, array.number)
+
+    async def _state(self, card: SimulatedCard, array: Known) -> raid.Array:
+        return next(a for a in await raid.arrays(card.nvme) if a.number == array.number)
+
+    async def _write(self, card: SimulatedCard, array: Known) -> None:
+        """Writes blocks that are stored once that has ended, one after the other."""
+        address = card.transport.memory.allocate(BLOCK_BYTES)
+        busy = array.begun
+        while not array.deleted:
+            block = self.random.randrange(array.blocks)
+            if busy.get(block):
+                await card.transport.sleep(1000)
+                continue
+            self._numbers += 1
+            number = self._numbers
+            card.transport.memory.write(address, contents(block, number))
+            busy[block] = {number}
+            try:
+                await card.nvme.write(array.namespace, block, 1, address, fua=True)
+            except NvmeError:
+                if not array.deleted:
+                    raise
+                return
+            array.stored[block] = number
+            del busy[block]
+            self.seen["blocks stored"] += 1
+
+    async def _trouble(self, card: SimulatedCard, array: Known) -> None:
+        """Perhaps a drive goes, and perhaps another one takes its place; or the array goes."""
+        choose, harness, nvme = self.random, card.harness, card.nvme
+        await card.transport.sleep(choose.uniform(0, LIFE_NS))
+        what = choose.random()
+        roles = [role for role in range(len(array.ports)) if role not in array.lost]
+        if what < FEW["pull"] and len(array.lost) < TOLERATED[array.level]:
+            role = choose.choice(roles)
+            array.lost.add(role)
+            harness.remove(array.ports[role])
+            self.seen["drives pulled"] += 1
+            await self.check(card, array)
+        elif what < FEW["pull"] + FEW["replace"] and array.lost:
+            with suppress(NvmeError):  # a job is under way
+                await self._replace(card, array, choose.choice(sorted(array.lost)))
+        elif what > 1 - FEW["delete"]:
+            array.deleted = True
+            with suppress(NvmeError):
+                await background.stop_job(nvme, array.number)
+            await raid.delete_volume(nvme, array.namespace)
+            while True:
+                try:
+                    await raid.delete_array(nvme, array.number)
+                    break
+                except NvmeError:
+                    await card.transport.sleep(POLL_NS)
+            array.erased = True
+            self.seen["arrays deleted"] += 1
+
+    async def _replace(self, card: SimulatedCard, array: Known, role: int) -> None:
+        """A drive takes the place of one that was pulled, at its port, and is rebuilt."""
+        port, nvme = array.ports[role], card.nvme
+        card.harness.insert(port)
+        await card.transport.sleep(POLL_NS)
+        await background.replace_member(nvme, array.number, role, port)
+        while (job := await background.job(nvme, array.number)).state == JobState.RUNNING:
+            await card.transport.sleep(POLL_NS)
+        if job.state == JobState.DONE:
+            array.lost.discard(role)
+            self.seen["drives rebuilt"] += 1
+
+    async def shut_down(self, card: SimulatedCard) -> None:
+        """The host says that power will go."""
+        states = {one.number: one for one in await raid.arrays(card.nvme)}
+        await card.transport.write32(Register.CC, ENABLED | SHUT_DOWN)
+        while (await card.transport.read32(Register.CSTS)) >> 2 & 3 != COMPLETE:
+            await card.transport.sleep(POLL_NS)
+        for array in self.arrays:
+            state = states.get(array.number) if array.created else None
+            array.clean = state is not None and state.in_sync and not array.deleted
+        self.seen["shutdowns"] += 1

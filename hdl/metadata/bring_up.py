@@ -1,0 +1,332 @@
+"""Brings up the arrays that the drives hold."""
+
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
+from hdl.flow.drive_states import DriveStates
+from hdl.flow.geometry import WIDTH_BITS, Level
+from hdl.flow.manage import Changes, ManageOpcode, ManageStatus
+from hdl.flow.table_read import placed_member, placed_read
+from hdl.kit.pick import lowest_bit
+from hdl.kit.table import Table
+from hdl.metadata.assembler import Assembler
+from hdl.metadata.found_set import Hindrance
+from hdl.metadata.records import record, record_read
+from hdl.metadata.superblock import WORD_BITS, Word, kept_address, kept_read
+from hdl.nvme.admin.names import IDENTITY_BITS
+
+SETTLE_CYCLES = 255
+"""A drive that is there so many cycles after power-up is waited for before the card is ready."""
+
+NAMED = (*range(Word.SET_UUID, Word.SET_NAME), Word.EVENTS, Word.EVENTS + 1)
+"""Words that a record is made of, in its order."""
+
+ROLE_BITS = (MAX_DRIVES - 1).bit_length()
+
+
+class BringUp(wiring.Component):
+    """Brings up the arrays whose drives are there, after power-up and whenever drives have come.
+
+    It looks at drives that belong to no array, once it is known of every drive what it holds. A set
+    becomes an array if `Assembler` finds no hindrance, if the set has this card's identity, and if
+    no array has the identity of the set. All others are left as they are, and nothing is written to
+    their drives.
+
+    Rows of an array that is dirty may be inconsistent. It begins with a RESYNC. One that is clean
+    is assumed to be in sync, as its superblocks say so. A role that nobody holds is a failed member
+    at a port without a drive, the highest that is left. It may be a port that the card does not
+    have. A drive that was being rebuilt is rebuilt from its first row on.
+
+    A set takes what `Assembler` and the tables take, 12 cycles, and 4 for each array and role.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    identity
+        Of the card.
+    present
+        One bit per port. A drive is there.
+    known
+        One bit per port. It is known what its drive holds.
+    valid
+        One bit per port. Its drive holds a superblock.
+    drives
+        What the tables know of the drives.
+    kept_read
+        What is kept of superblocks.
+    kept, record_read
+        Which arrays have superblocks, and what these say (`hdl.metadata.keeper.Keeper`).
+    changes
+        Changes for `hdl.background.background.Background`.
+    brought_up
+        What the superblocks of the array say that is being brought up.
+    placed_read
+        Its members, for `hdl.array.tables.tables.ArrayTables`.
+    ready
+        The arrays that were there at power-up have been brought up.
+    busy
+        It works, and does not wait for anybody.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "identity": In(IDENTITY_BITS),
+                "present": In(config.ports),
+                "known": In(config.ports),
+                "valid": In(config.ports),
+                "drives": In(DriveStates()),
+                "kept_read": Out(kept_read(config)),
+                "kept": In(config.arrays),
+                "record_read": Out(record_read(config)),
+                "changes": Out(Changes(config)),
+                "brought_up": Out(record()),
+                "placed_read": In(placed_read(config)),
+                "ready": Out(1),
+                "busy": Out(1),
+            }
+        )
+        self._assembler = Assembler(config=config)
+        self._placed = Table(placed_member(config), MAX_DRIVES)
+        self._cycles = Signal(range(SETTLE_CYCLES + 1))
+        # Drives that were known as they were last looked at.
+        self._seen = Signal(config.ports)
+        self._looked = Signal()
+
+        # Of the set at hand: the word, array or role that is looked at, the ports of its members,
+        # the array that it has become.
+        self._step = Signal(range(len(NAMED)))
+        self._entry = Signal(config.array_bits)
+        self._role = Signal(WIDTH_BITS)
+        self._named = Signal(MAX_DRIVES)
+        self._away = Signal(config.ports)  # drives that have gone since they were looked at
+        self._array = Signal(config.array_bits)
+
+    def elaborate(self, platform) -> Module:
+        assembler, found = self._assembler, self._assembler.found
+        m = Module()
+        m.submodules.assembler = assembler
+        m.submodules.placed = self._placed
+        self._tell_places(m)
+        self._found = found.payload
+        m.d.comb += [
+            assembler.valid.eq(self.present & self.known & self.valid & ~self.drives.used),
+            assembler.kept_read.data.eq(self.kept_read.data),
+            assembler.member_read.address.eq(self._role),
+            self.record_read.address.eq(self._entry),
+        ]
+        self._make_request(m)
+        with m.FSM(name="bring_up") as fsm:
+            self._rest(m)
+            self._take_set(m)
+            self._identify(m)
+            self._compare(m)
+            self._place(m)
+            self._create(m)
+            self._rebuild(m)
+            request, response = self.changes.request, self.changes.response
+            settles = self._cycles != SETTLE_CYCLES
+            waits = (
+                (fsm.ongoing("REST") & ~self._begins & ~settles)
+                | (request.valid & ~request.ready)
+                | (response.ready & ~response.valid)
+            )
+            m.d.comb += self.busy.eq(~waits)
+        return m
+
+    def _tell_places(self, m: Module) -> None:
+        """Who is which member. A drive that has been away since may be another one by now."""
+        inner, asked = self._placed.reads[0], Signal(MAX_DRIVES)
+        m.d.comb += [
+            inner.address.eq(self.placed_read.address),
+            self.placed_read.data.eq(inner.data),
+        ]
+        m.d.sync += [
+            self._away.eq(self._away | ~self.known),
+            asked.eq(1 << self.placed_read.address),
+        ]
+        with m.If((asked & self._away).any()):
+            m.d.comb += self.placed_read.data.failed.eq(1)
+
+    def _make_request(self, m: Module) -> None:
+        """The changes that are asked for: the array, and the rebuild of one of its members."""
+        found, asked = self._found, self.changes.request.payload
+        mirrors = (found.level == Level.RAID1) | (found.level == Level.RAID10)
+        m.d.comb += [
+            asked.array.eq(self._array),
+            asked.level.eq(found.level),
+            asked.strip_shift.eq(found.strip_shift),
+            asked.copies.eq(found.copies),
+            asked.rotation.eq(found.rotation),
+            asked.drives.eq(self._named),
+            asked.blocks.eq(found.rows + DATA_OFFSET_BLOCKS),
+            asked.placed.eq(1),
+            # What a missing drive held could be worked out wrongly.
+            asked.degraded.eq(~found.dirty | mirrors),
+            asked.assumed.eq(~found.dirty),
+            asked.position.eq(self._role),
+            asked.port.eq(self._assembler.member_read.data),
+        ]
+
+    def _rest(self, m: Module) -> None:
+        """The state REST: until drives have come, and it is known what all of them hold."""
+        settled = self._cycles == SETTLE_CYCLES
+        known = ~(self.present & ~self.known).any()
+        news = (self.known & ~self._seen).any() | ~self._looked
+        self._begins = settled & known & news
+        m.d.sync += [
+            self._cycles.eq(self._cycles + ~settled),
+            self._seen.eq(self._seen & self.known),
+        ]
+        with m.State("REST"):
+            m.d.comb += self._assembler.start.eq(self._begins)
+            with m.If(self._begins):
+                m.d.sync += self._seen.eq(self.known)
+                m.next = "TAKE"
+
+    def _take_set(self, m: Module) -> None:
+        """The states TAKE, in which the next set is waited for, and PASS."""
+        assembler, found = self._assembler, self._assembler.found
+        asks = self._assembler.kept_read.address
+        with m.State("TAKE"):
+            m.d.comb += self.kept_read.address.eq(asks)
+            m.d.sync += [
+                self._step.eq(0),
+                self._entry.eq(0),
+                self._role.eq(0),
+                self._named.eq(0),
+                self._away.eq(0),
+            ]
+            with m.If(found.valid):
+                m.next = "PASS"
+                with m.If(self._found.hindrance == Hindrance.NOTHING):
+                    m.next = "ASK_WORD"
+            with m.Elif(assembler.done):
+                m.d.sync += [self._looked.eq(1), self.ready.eq(1)]
+                m.next = "REST"
+
+        with m.State("PASS"):
+            m.d.comb += [found.ready.eq(1), self.kept_read.address.eq(asks)]
+            m.next = "TAKE"
+
+    def _identify(self, m: Module) -> None:
+        """The states ASK_WORD, NOTE_WORD and JUDGE: whose the set is."""
+        step, identity = self._step, self.brought_up.set_uuid
+        with m.State("ASK_WORD"):
+            m.d.comb += self.kept_read.address.eq(
+                kept_address(self._found.freshest, Array(NAMED)[step])
+            )
+            m.next = "NOTE_WORD"
+
+        with m.State("NOTE_WORD"):
+            words = Cat(self.brought_up.set_uuid, self.brought_up.events)
+            m.d.sync += [
+                words.word_select(step, WORD_BITS).eq(self.kept_read.data),
+                step.eq(step + 1),
+            ]
+            m.next = "ASK_WORD"
+            with m.If(step == len(NAMED) - 1):
+                m.next = "JUDGE"
+
+        with m.State("JUDGE"):
+            m.next = "PASS"
+            with m.If(identity[:IDENTITY_BITS] == self.identity):
+                m.next = "ASK_ARRAY"
+
+    def _compare(self, m: Module) -> None:
+        """The states ASK_ARRAY and COMPARE: no array may have the identity of the set."""
+        entry = self._entry
+        with m.State("ASK_ARRAY"):
+            m.next = "COMPARE"
+
+        with m.State("COMPARE"):
+            same = self.record_read.data.set_uuid == self.brought_up.set_uuid
+            m.d.sync += entry.eq(entry + 1)
+            m.next = "ASK_ARRAY"
+            with m.If(self.kept.bit_select(entry, 1) & same):
+                m.next = "PASS"
+            with m.Elif(entry == self._config.arrays - 1):
+                m.next = "ASK_ROLE"
+
+    def _place(self, m: Module) -> None:
+        """The states ASK_ROLE and PLACE: each role has a port."""
+        role, named, found = self._role, self._named, self._found
+        held = (found.members | found.rebuilding).bit_select(role, 1)
+        free = ~(self.drives.used | self.drives.present | named)
+        highest = Const(MAX_DRIVES - 1) - lowest_bit(m, free[::-1], "from_above")
+        with m.State("ASK_ROLE"):
+            m.next = "PLACE"
+
+        with m.State("PLACE"):
+            port = Signal(self._config.port_bits)
+            m.d.comb += [
+                port.eq(Mux(held, self._assembler.member_read.data, highest)),
+                *self._placed.store(
+                    address=port,
+                    position=role,
+                    failed=~found.members.bit_select(role, 1),
+                ),
+            ]
+            m.d.sync += [named.eq(named | (1 << port)), role.eq(role + 1)]
+            m.next = "ASK_ROLE"
+            with m.If(~held & ~free.any()):
+                m.next = "PASS"
+            with m.Elif(role == found.width - 1):
+                m.d.sync += role.eq(0)
+                m.next = "CREATE"
+
+    def _create(self, m: Module) -> None:
+        """The states CREATE and CREATED: the tables make the array."""
+        request, response = self.changes.request, self.changes.response
+        with m.State("CREATE"):
+            m.d.comb += [
+                request.payload.opcode.eq(ManageOpcode.CREATE_ARRAY),
+                request.valid.eq(1),
+            ]
+            with m.If(request.ready):
+                m.next = "CREATED"
+
+        with m.State("CREATED"):
+            m.d.comb += response.ready.eq(1)
+            m.d.sync += self._array.eq(response.payload.index)
+            with m.If(response.valid):
+                m.next = "PASS"
+                with m.If(response.payload.status == ManageStatus.DONE):
+                    m.next = "ASK_REBUILD"
+
+    def _rebuild(self, m: Module) -> None:
+        """The states ASK_REBUILD to REBUILDING: drives that are not whole are rebuilt."""
+        request, response = self.changes.request, self.changes.response
+        role, found = self._role, self._found
+        with m.State("ASK_REBUILD"):
+            m.next = "REBUILD"
+
+        with m.State("REBUILD"):
+            m.d.comb += [
+                request.payload.opcode.eq(ManageOpcode.REPLACE),
+                request.valid.eq(found.rebuilding.bit_select(role, 1)),
+            ]
+            with m.If(~request.valid):
+                self._next_role(m)
+            with m.Elif(request.ready):
+                m.next = "REBUILDING"
+
+        # If that is refused the member stays failed, and the host can replace it.
+        with m.State("REBUILDING"):
+            m.d.comb += response.ready.eq(1)
+            with m.If(response.valid):
+                self._next_role(m)
+
+    def _next_role(self, m: Module) -> None:
+        """Ends a state: the next role, or the next set after the last."""
+        m.d.sync += self._role.eq(self._role + 1)
+        m.next = "ASK_REBUILD"
+        with m.If(self._role == self._found.width - 1):
+            m.next = "PASS"

@@ -1,0 +1,53 @@
+"""Arrays are clean once the host has shut the card down."""
+
+from amaranth.hdl import Module, Mux
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.flow.flush_request import FlushRequest
+
+
+class CleanShutdown(wiring.Component):
+    """Says that arrays are clean after the flush of a shutdown, until the host wants to go on.
+
+    The shutdown is complete once the superblocks say that. If not everything has been stored
+    nothing is clean.
+
+    Ports
+    -----
+    asked
+        The flush that a shutdown asks for.
+    request
+        The same, for `hdl.drive.flusher.FlushAll`.
+    wanted
+        The host wants the controller to work.
+    rests
+        The superblocks say what is so.
+    clean
+        Nothing is written to arrays, and all that was is stored.
+    busy
+        ``clean`` changes.
+    """
+
+    asked: In(FlushRequest())
+    request: Out(FlushRequest())
+    wanted: In(1)
+    rests: In(1)
+    clean: Out(1)
+    busy: Out(1)
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        asked, request = self.asked, self.request
+        becomes = request.flush & request.flushed & request.stored & ~self.wanted
+        m.d.comb += [
+            request.watches.eq(asked.watches),
+            request.flush.eq(asked.flush),
+            asked.stored.eq(request.stored),
+            asked.flushed.eq(
+                request.flushed & Mux(request.stored & ~self.wanted, self.clean & self.rests, 1)
+            ),
+            self.busy.eq((becomes & ~self.clean) | (self.clean & self.wanted)),
+        ]
+        m.d.sync += self.clean.eq((self.clean | becomes) & ~self.wanted)
+        return m

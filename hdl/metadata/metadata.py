@@ -1,0 +1,196 @@
+"""Arrays live on their drives: what is read of drives, brought up, and written to them."""
+
+from amaranth.hdl import Cat, Module
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
+from hdl.flow.array_state import ArrayStatus
+from hdl.flow.drive_states import DriveStates
+from hdl.flow.flush_request import FlushRequest
+from hdl.flow.line import ReadPort, write_port
+from hdl.flow.manage import Changes
+from hdl.flow.operation import finished, operation
+from hdl.flow.table_read import geometry_read, member_read, placed_read
+from hdl.metadata.bring_up import BringUp
+from hdl.metadata.change_turns import ChangeTurns
+from hdl.metadata.clean_shutdown import CleanShutdown
+from hdl.metadata.keeper import Keeper
+from hdl.metadata.superblock import Finding
+from hdl.metadata.superblocks import Superblocks
+from hdl.nvme.admin.names import Card
+
+
+class Metadata(wiring.Component):
+    """Superblocks are read as drives come, arrays are brought up from them, and are kept in them.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    host_changes
+        The host's changes.
+    changes
+        Changes of the host and of `BringUp`, for `hdl.background.background.Background`.
+    made_changes
+        What that makes of them.
+    table_changes
+        The same, for `hdl.array.tables.tables.ArrayTables`.
+    placed_read
+        The members of the array that is brought up, for the same.
+    card
+        What identities of arrays are made of.
+    present, capacity
+        Of the drive at each port.
+    drives
+        What the tables know of the drives.
+    arrays
+        The states of all arrays.
+    geometry_read
+        Table of the arrays.
+    member_read
+        Table of the members.
+    shutdown
+        The flush that a shutdown asks for.
+    flush
+        The same, for `hdl.drive.flusher.FlushAll`.
+    wanted
+        The host wants the controller to work.
+    ready
+        It can: the arrays that the drives hold are there, and their superblocks say so.
+    withholds
+        Nothing may be acknowledged to the host.
+    page_line
+        A level. A line that nobody else uses.
+    operation, finished, shuns
+        Those of a `hdl.metadata.page_mover.PageMover`.
+    line_read, line_write
+        Ports of the line store.
+    fail
+        Ports whose drive does not store its superblock.
+    busy
+        It works, and does not wait for anybody.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "host_changes": In(Changes(config)),
+                "changes": Out(Changes(config)),
+                "made_changes": In(Changes(config)),
+                "table_changes": Out(Changes(config)),
+                "placed_read": In(placed_read(config)),
+                "card": In(Card()),
+                "present": In(config.ports),
+                "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
+                "drives": In(DriveStates()),
+                "arrays": In(ArrayStatus(config)),
+                "geometry_read": Out(geometry_read(config)),
+                "member_read": Out(member_read(config)),
+                "shutdown": In(FlushRequest()),
+                "flush": Out(FlushRequest()),
+                "wanted": In(1),
+                "ready": Out(1),
+                "withholds": Out(1),
+                "page_line": In(config.line_bits),
+                "operation": Out(stream.Signature(operation(config))),
+                "finished": In(stream.Signature(finished(config))),
+                "shuns": Out(MAX_DRIVES),
+                "line_read": Out(ReadPort(config)),
+                "line_write": Out(write_port(config)),
+                "fail": Out(stream.Signature(config.port_bits)),
+                "busy": Out(1),
+            }
+        )
+        self._superblocks = Superblocks(config=config)
+        self._bring_up = BringUp(config=config)
+        self._turns = ChangeTurns(config=config)
+        self._keeper = Keeper(config=config)
+        self._clean = CleanShutdown()
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.superblocks = self._superblocks
+        m.submodules.bring_up = self._bring_up
+        m.submodules.turns = self._turns
+        m.submodules.keeper = self._keeper
+        m.submodules.clean = self._clean
+        self._connect_drives(m)
+        self._connect_bring_up(m)
+        self._connect_keeper(m)
+        self._connect_shutdown(m)
+        parts = self._superblocks, self._bring_up, self._turns, self._keeper, self._clean
+        m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any())
+        return m
+
+    def _connect_drives(self, m: Module) -> None:
+        """Superblocks on their way from and to the drives."""
+        superblocks = self._superblocks
+        connect(m, superblocks.operation, flipped(self.operation))
+        connect(m, flipped(self.finished), superblocks.finished)
+        connect(m, superblocks.line_read, flipped(self.line_read))
+        connect(m, superblocks.line_write, flipped(self.line_write))
+        m.d.comb += [
+            superblocks.present.eq(self.present),
+            superblocks.page_line.eq(self.page_line),
+            self.shuns.eq(superblocks.shuns),
+        ]
+        for blocks, inner in zip(self.capacity, superblocks.capacity, strict=True):
+            m.d.comb += inner.eq(blocks)
+
+    def _connect_bring_up(self, m: Module) -> None:
+        """Arrays from superblocks, by turns with the host's changes."""
+        superblocks, bring_up, turns = self._superblocks, self._bring_up, self._turns
+        connect(m, flipped(self.host_changes), turns.users[0])
+        connect(m, bring_up.changes, turns.users[1])
+        connect(m, turns.changes, flipped(self.changes))
+        connect(m, bring_up.kept_read, superblocks.kept_read)
+        connect(m, bring_up.record_read, self._keeper.record_read)
+        connect(m, flipped(self.placed_read), bring_up.placed_read)
+        connect(m, flipped(self.drives), bring_up.drives)
+        valid = Cat(finding == Finding.VALID for finding in superblocks.findings)
+        m.d.comb += [
+            bring_up.identity.eq(self.card.identity),
+            bring_up.present.eq(self.present),
+            bring_up.known.eq(superblocks.known),
+            bring_up.valid.eq(valid),
+            bring_up.kept.eq(self._keeper.kept),
+        ]
+
+    def _connect_keeper(self, m: Module) -> None:
+        """Superblocks from arrays."""
+        keeper, superblocks = self._keeper, self._superblocks
+        connect(m, flipped(self.made_changes), keeper.changes)
+        connect(m, keeper.table_changes, flipped(self.table_changes))
+        connect(m, keeper.geometry_read, flipped(self.geometry_read))
+        connect(m, keeper.member_read, flipped(self.member_read))
+        connect(m, keeper.edit, superblocks.edit)
+        connect(m, superblocks.done, keeper.done)
+        connect(m, keeper.fail, flipped(self.fail))
+        connect(m, flipped(self.drives), keeper.drives)
+        connect(m, flipped(self.card), keeper.card)
+        m.d.comb += [
+            superblocks.facts.eq(keeper.facts),
+            keeper.brought_up.eq(self._bring_up.brought_up),
+            keeper.states.eq(self.arrays.states),
+            keeper.unsynced.eq(self.arrays.unsynced),
+            keeper.essential.eq(self.arrays.essential),
+            keeper.settled.eq(self.arrays.settled),
+            self.withholds.eq(keeper.withholds),
+        ]
+
+    def _connect_shutdown(self, m: Module) -> None:
+        """Clean arrays, and those that may be written."""
+        keeper, clean = self._keeper, self._clean
+        connect(m, flipped(self.shutdown), clean.asked)
+        connect(m, clean.request, flipped(self.flush))
+        m.d.comb += [
+            clean.wanted.eq(self.wanted),
+            clean.rests.eq(keeper.rests),
+            keeper.clean.eq(clean.clean),
+            self.ready.eq(self._bring_up.ready & ~clean.clean & keeper.rests),
+        ]

@@ -1,0 +1,18 @@
+"""What the superblocks of each array say."""
+
+from amaranth.lib import data
+
+from hdl.config import Config
+from hdl.kit.table import TableRead
+from hdl.metadata.superblock_facts import EVENT_BITS, UUID_BITS
+
+
+def record() -> data.StructLayout:
+    """What the superblocks of an array have in common and the tables do not know: its identity, and
+    how often it has changed."""
+    return data.StructLayout({"set_uuid": UUID_BITS, "events": EVENT_BITS})
+
+
+def record_read(config: Config) -> TableRead:
+    """Reads the record of an array."""
+    return TableRead(config.array_bits, record())
