@@ -51,15 +51,35 @@ COMPLETE = 2
 LIFE_NS = 600_000
 """How long power is there at most, after the arrays have been looked at."""
 
-LEVELS = {Level.RAID0: 2, Level.RAID1: 2, Level.RAID5: 3, Level.RAID6: 4, Level.RAID10: 3}
+LEVELS = {
+    Level.JBOD: 1,
+    Level.RAID0: 2,
+    Level.RAID1: 2,
+    Level.RAID5: 3,
+    Level.RAID6: 4,
+    Level.RAID10: 3,
+}
 """Levels, and the fewest drives of each."""
 
-TOLERATED = {Level.RAID0: 0, Level.RAID1: 1, Level.RAID5: 1, Level.RAID6: 2, Level.RAID10: 1}
-"""How many drives each can lose for sure."""
+TOLERATED = {Level.RAID1: 1, Level.RAID5: 1, Level.RAID6: 2, Level.RAID10: 1}
+"""How many drives those with redundancy can lose for sure."""
+
+MOST = {Level.JBOD: 1, Level.RAID10: 3}
+"""Most drives of a level, if that is less than the card has."""
 
 PARITY = (Level.RAID5, Level.RAID6)
 
-FEW = {"write": 12, "pull": 0.3, "replace": 0.5, "shutdown": 0.4, "delete": 0.1}
+SOON_NS, STEP_NS = 60_000, 5_000
+"""How soon power goes after a drive at most, and how often it is looked whether it goes."""
+
+FEW = {
+    "write": 12,
+    "pull": 0.4,
+    "cut at once": 0.6,
+    "replace": 0.4,
+    "shutdown": 0.3,
+    "delete": 0.1,
+}
 """How many writes are under way, and how likely the other things are in a life."""
 
 
@@ -68,7 +88,9 @@ class Known:
     """An array that the host has made, and what it has been told about it.
 
     ``stored`` is the number that each block holds for sure, and ``begun`` are those that it may
-    hold instead. ``lost`` are the roles of drives that were pulled. ``clean``: the last life ended
+    hold instead. ``lost`` are the roles of drives that were pulled. ``missed`` are those of them
+    that do not have a write which the host knows to be stored, and ``healing`` those that may have
+    been rebuilt since. ``clean``: the last life ended
     with a shutdown, and all rows were in sync. ``created``: the host knows that it is there.
     ``deleted``: the host has asked for its end. ``erased``: the host knows that it is gone.
     """
@@ -81,6 +103,8 @@ class Known:
     stored: dict[int, int] = field(default_factory=dict)
     begun: dict[int, set[int]] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
+    missed: set[int] = field(default_factory=set)
+    healing: set[int] = field(default_factory=set)
     clean: bool = False
     created: bool = False
     deleted: bool = False
@@ -112,9 +136,10 @@ class Lives:
         self.arrays: list[Known] = []
         self.seen: Counter = Counter()
         self._numbers = 0
+        self._until = 0.0  # power is there
 
     @contextmanager
-    def power(self) -> Iterator[SimulatedCard]:
+    def power(self, *, identity: int = IDENTITY) -> Iterator[SimulatedCard]:
         """Power is there, and goes at the end without a warning. What drives have not stored may
         be lost then. Drives that were pulled are there the next time, with what they held."""
         self.seen["lives"] += 1
@@ -122,7 +147,7 @@ class Lives:
             CONFIG,
             [DRIVE] * CONFIG.ports,
             seed=self._seed + self.seen["lives"],
-            identity=IDENTITY,
+            identity=identity,
             component=self._component,
         ) as card:
             harness = card.harness
@@ -150,9 +175,10 @@ class Lives:
         await self.look(card)
         for array in self.arrays:
             array.clean = False
-        until = card.harness.now_ns + self.random.uniform(0, LIFE_NS)
+        self._until = card.harness.now_ns + self.random.uniform(0, LIFE_NS)
         card.transport.spawn(self._work(card))
-        await card.transport.sleep(until - card.harness.now_ns)
+        while (left := self._until - card.harness.now_ns) > 0:
+            await card.transport.sleep(min(left, STEP_NS))
         if self.random.random() < FEW["shutdown"]:
             await self.shut_down(card)
 
@@ -180,14 +206,19 @@ class Lives:
             self.seen["arrays brought up"] += 1
             self.seen["arrays brought up degraded"] += bool(one.missing)
             gone = {n for n, member in enumerate(one.members) if member.failed or member.stale}
-            assert gone <= array.lost, f"{array} is {one}"
-            # What was not written down before power went has not been acknowledged either.
-            array.lost = gone
+            # A loss that was not written down before power went has cost nothing.
+            assert array.missed <= gone <= array.lost, f"{array} is {one}"
+            array.lost, array.missed, array.healing = set(gone), set(gone), set()
             array.number, array.blocks = one.number, one.blocks
             array.created, array.deleted = True, False
             array.namespace = await raid.create_volume(card.nvme, one.number)
             await self._settle(card, array)
         assert not found, f"nobody has made {found}"
+
+    async def look_again(self, card: SimulatedCard) -> None:
+        """Looks whether the data of all arrays is still there."""
+        for array in self.arrays:
+            await self.check(card, array)
 
     @staticmethod
     def _is(array: Known, one: raid.Array) -> bool:
@@ -199,9 +230,14 @@ class Lives:
     def _miss(self, array: Known) -> None:
         """The array is not there, which must have a reason."""
         doubtful = array.level in PARITY and array.lost and not array.clean
-        ended = array.deleted or not array.created
-        assert ended or doubtful, f"{array} is lost"
-        why = "deleted" if array.deleted else "doubtful" if array.created else "not made"
+        reasons = {
+            "deleted": array.deleted,
+            "not made": not array.created,
+            "not expressible": array.level is Level.JBOD,
+            "doubtful": doubtful,
+        }
+        why = next((why for why, holds in reasons.items() if holds), None)
+        assert why, f"{array} is lost"
         self.seen[f"arrays not brought up: {why}"] += 1
         self.arrays.remove(array)
 
@@ -242,7 +278,7 @@ class Lives:
             if not levels or choose.random() < 0.3:
                 return
             level = choose.choice(levels)
-            most = len(free) if level is not Level.RAID10 else min(3, len(free))
+            most = min(MOST.get(level, len(free)), len(free))
             ports = sorted(choose.sample(free, choose.randint(LEVELS[level], most)))
             array = Known(level=level, ports=ports)
             self.arrays.append(array)
@@ -267,6 +303,7 @@ class Lives:
                 continue
             self._numbers += 1
             number = self._numbers
+            lost = set(array.lost)
             card.transport.memory.write(address, contents(block, number))
             busy[block] = {number}
             try:
@@ -276,6 +313,7 @@ class Lives:
                     raise
                 return
             array.stored[block] = number
+            array.missed |= (lost & array.lost) - array.healing
             del busy[block]
             self.seen["blocks stored"] += 1
 
@@ -285,11 +323,13 @@ class Lives:
         await card.transport.sleep(choose.uniform(0, LIFE_NS))
         what = choose.random()
         roles = [role for role in range(len(array.ports)) if role not in array.lost]
-        if what < FEW["pull"] and len(array.lost) < TOLERATED[array.level]:
+        if what < FEW["pull"] and len(array.lost) < TOLERATED.get(array.level, 0):
             role = choose.choice(roles)
             array.lost.add(role)
             harness.remove(array.ports[role])
             self.seen["drives pulled"] += 1
+            if choose.random() < FEW["cut at once"]:
+                self._until = harness.now_ns + choose.uniform(0, SOON_NS)
             await self.check(card, array)
         elif what < FEW["pull"] + FEW["replace"] and array.lost:
             with suppress(NvmeError):  # a job is under way
@@ -311,6 +351,8 @@ class Lives:
     async def _replace(self, card: SimulatedCard, array: Known, role: int) -> None:
         """A drive takes the place of one that was pulled, at its port, and is rebuilt."""
         port, nvme = array.ports[role], card.nvme
+        array.missed.discard(role)
+        array.healing.add(role)
         card.harness.insert(port)
         await card.transport.sleep(POLL_NS)
         await background.replace_member(nvme, array.number, role, port)
@@ -318,6 +360,7 @@ class Lives:
             await card.transport.sleep(POLL_NS)
         if job.state == JobState.DONE:
             array.lost.discard(role)
+            array.missed.discard(role)
             self.seen["drives rebuilt"] += 1
 
     async def shut_down(self, card: SimulatedCard) -> None:

@@ -53,6 +53,9 @@ class Keeper(wiring.Component):
     drive of an array that has FAILED is not written down. Such an array acknowledges nothing that
     only other drives hold, and it may be whole again when the drive comes back.
 
+    md cannot express some arrays. What their members held before becomes zeros, so that no array
+    comes back that has been written over. They are forgotten with the power.
+
     New members are written before the others. If power goes in between, the new one is fresher than
     they are, and is found. The other way round they would speak of a member that nobody finds.
 
@@ -102,7 +105,7 @@ class Keeper(wiring.Component):
     record_read
         What the superblocks of an array say. Only of one that is ``kept``.
     kept
-        One bit per array. Its members have superblocks.
+        One bit per array. It is there, and its members are written.
     withholds
         Nothing may be acknowledged to the host.
     rests
@@ -142,20 +145,21 @@ class Keeper(wiring.Component):
         self._homes = Table(home(config), MAX_DRIVES)
         self._shape = MdShape(config=config)
 
-        # A bit a port: its drive has a superblock that says it is a member. It has been away, or
-        # has failed, since.
+        # A bit a port: its drive has a superblock that says it is a member, or zeros if md cannot
+        # express the array. It has been away, or has failed, since.
         self._noted = Signal(MAX_DRIVES)
         self._left = Signal(MAX_DRIVES)
         # A bit an array: its superblocks must be written.
         self._due = Signal(config.arrays)
         self._was_clean = Signal()
 
-        # The array at hand: what it is, and what its superblocks say; which of its drives have
+        # The array at hand: what it is, how many members it has, and what its superblocks say; which of its drives have
         # failed; whether a loss is being written down, for the second time, and of which drive;
         # whether only new members are written. A round over its members starts. Its record is
         # stored.
         self._array = Signal(config.array_bits)
         self._geometry = Signal(geometry(config))
+        self._members = Signal(WIDTH_BITS)
         self._record = Signal(record())
         self._failed = Signal(MAX_DRIVES)
         self._loses = Signal()
@@ -164,7 +168,8 @@ class Keeper(wiring.Component):
         self._makes = Signal()
         self._starts_round = Signal()
         self._stores = Signal()
-        # The member at hand.
+        # The member at hand. It is none any more.
+        self._leaves = Signal()
         self._role = Signal(WIDTH_BITS)
         self._port = Signal(config.port_bits)
 
@@ -363,16 +368,20 @@ class Keeper(wiring.Component):
         # A drive that has been away may be another one by now.
         with m.State("LEAVE"):
             away = (self._left | self.drives.failed).bit_select(port, 1)
-            m.d.sync += [self.edit.payload.edit.eq(Edit.ERASE), self.edit.payload.port.eq(port)]
+            m.d.sync += [
+                self._leaves.eq(1),
+                self.edit.payload.edit.eq(Edit.ERASE),
+                self.edit.payload.port.eq(port),
+            ]
             m.next = "SEND"
             with m.If(away):
                 m.d.sync += self._noted.bit_select(port, 1).eq(0)
                 m.next = "REST"
 
     def _load(self, m: Module) -> None:
-        """The states LOAD to KNOW: what the array at hand is, if md has such arrays."""
+        """The states LOAD to KNOW: what the array at hand is."""
         with m.State("LOAD"):
-            m.d.sync += [self._role.eq(0), self._failed.eq(0)]
+            m.d.sync += [self._role.eq(0), self._failed.eq(0), self._leaves.eq(0)]
             m.next = "LOADED"
 
         with m.State("LOADED"):
@@ -386,15 +395,16 @@ class Keeper(wiring.Component):
             m.next = "KNOW"
 
         with m.State("KNOW"):
+            m.d.sync += self._members.eq(self._geometry.width * self._geometry.spans)
             m.next = "ASK_MEMBER"
-            with m.If(~self._geometry.valid | ~self._shape.expressible):
+            with m.If(~self._geometry.valid):
                 m.d.sync += self.kept.bit_select(self._array, 1).eq(0)
                 m.next = "REST"
 
     def _look_at_members(self, m: Module) -> None:
         """The states ASK_MEMBER, NOTE_MEMBER and BEGIN: which roles are held."""
         role, drives, facts = self._role, self.drives, self.facts
-        last = role == self._geometry.width - 1
+        last = role == self._members - 1
         with m.State("ASK_MEMBER"):
             m.next = "NOTE_MEMBER"
 
@@ -439,13 +449,14 @@ class Keeper(wiring.Component):
         with m.State("CHOOSE"):
             at_home = (found.role == role) & (found.array == self._array)
             has = (noted & ~self._left).bit_select(port, 1) & at_home
+            expressible = self._shape.expressible
             m.d.sync += [
-                edit.edit.eq(Mux(has, Edit.CHANGE, Edit.MAKE)),
+                edit.edit.eq(Mux(~expressible, Edit.ERASE, Mux(has, Edit.CHANGE, Edit.MAKE))),
                 edit.role.eq(role),
                 edit.port.eq(port),
             ]
             m.next = "SEND"
-            with m.If(self._makes == has):
+            with m.If((self._makes == has) | (has & ~expressible)):
                 m.next = "NEXT"
             # Another drive may be there.
             with m.Elif(self.drives.failed.bit_select(port, 1)):
@@ -460,9 +471,9 @@ class Keeper(wiring.Component):
             m.d.comb += self.done.ready.eq(1)
             good = self.done.payload == DriveStatus.GOOD
             with m.If(self.done.valid):
-                m.d.sync += noted.bit_select(port, 1).eq(good & (edit.edit != Edit.ERASE))
+                m.d.sync += noted.bit_select(port, 1).eq(good & ~self._leaves)
                 m.next = "REFUSED"
-                with m.If(edit.edit == Edit.ERASE):
+                with m.If(self._leaves):
                     m.next = "REST"
                 with m.Elif(good):
                     m.d.comb += self._homes.store()
@@ -497,7 +508,7 @@ class Keeper(wiring.Component):
         with m.State("NEXT"):
             m.d.sync += role.eq(role + 1)
             m.next = "ASK_PORT"
-            with m.If(role == self._geometry.width - 1):
+            with m.If(role == self._members - 1):
                 m.d.sync += [role.eq(0), self._makes.eq(0)]
                 with m.If(~self._makes):
                     m.d.sync += self._again.eq(1)

@@ -1,0 +1,273 @@
+"""Arrays live on their drives: the whole card with `Config.metadata` loses its power at any time."""
+
+import os
+from functools import partial
+
+import pytest
+from amaranth.hdl import Module
+
+from cocotb_tests.native.native_jobs import POLL_NS
+from cocotb_tests.native.native_lives import CONFIG, IDENTITY, LEVELS, Known, Lives, contents
+from hdl.background.jobs import JobState
+from hdl.config import BLOCK_BYTES
+from hdl.controller import Controller
+from hdl.flow.geometry import Level
+from hdl.flow.walk import WalkKind
+from hdl.metadata.keeper import Keeper
+from sim.golden.superblock import CLEAN, Superblock
+from sw.driver import background, raid
+from sw.driver.card import SimulatedCard
+from sw.driver.commands import NvmeError
+
+SEED = int(os.environ.get("SEED") or "1")
+SECTORS = 8 * (1 << 20)
+
+
+async def made(card: SimulatedCard, lives: Lives, level: Level, ports: list[int]) -> Known:
+    """An array with a volume, full of data that is stored."""
+    array = Known(level=level, ports=ports)
+    lives.arrays.append(array)
+    array.number = await raid.create_array(card.nvme, level, ports, strip_kib=8)
+    array.created = True
+    (one,) = [one for one in await raid.arrays(card.nvme) if one.number == array.number]
+    array.blocks = one.blocks
+    array.namespace = await raid.create_volume(card.nvme, array.number)
+    address = card.transport.memory.allocate(BLOCK_BYTES)
+    for block in range(array.blocks):
+        card.transport.memory.write(address, contents(block, block + 1))
+        await card.nvme.write(array.namespace, block, 1, address, fua=True)
+        array.stored[block] = block + 1
+    return array
+
+
+async def job_ends(card: SimulatedCard, array: Known) -> background.Job:
+    while (job := await background.job(card.nvme, array.number)).state == JobState.RUNNING:
+        await card.transport.sleep(POLL_NS)
+    return job
+
+
+EXPRESSIBLE = [level for level in LEVELS if level is not Level.JBOD]
+
+
+@pytest.mark.parametrize("level", EXPRESSIBLE, ids=lambda level: level.name)
+def test_arrays_come_back(level):
+    """After a shutdown an array is clean. After a power cut its rows are made consistent."""
+    lives = Lives(SEED)
+    ports = list(range(5 if level is not Level.RAID10 else 3))
+    redundant = level is not Level.RAID0
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, level, ports)
+        await job_ends(card, array)
+        await lives.shut_down(card)
+
+    async def after_shutdown(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        (one,) = await raid.arrays(card.nvme)
+        assert one.in_sync and one.assumed == redundant, one
+        assert (await background.job(card.nvme, 0)).state == JobState.NONE
+
+    async def after_cut(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        (one,) = await raid.arrays(card.nvme)
+        assert not one.assumed, one
+        job = await job_ends(card, lives.arrays[0])
+        assert (job.kind, job.lost) == (WalkKind.RESYNC, 0), job
+        assert job.state == (JobState.DONE if redundant else JobState.NONE), job
+        await lives.look_again(card)
+
+    for life, dirty in ((begin, False), (after_shutdown, redundant), (after_cut, redundant)):
+        with lives.power() as card:
+            card.run(life(card))
+        for role, port in enumerate(ports):
+            page = Superblock.unpack(lives.page(port), sectors=SECTORS)
+            assert (page.role, page.raid_disks) == (role, len(ports)), page
+            assert page.resync_offset == (0 if dirty else CLEAN), page
+    assert lives.seen["arrays brought up"] == 2
+
+
+def test_foreign_drives_are_left_alone():
+    """Another card neither brings up an array of this one nor writes to its drives, which the host
+    can use for another array. That one is this card's."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await made(card, lives, Level.RAID5, [0, 1, 2])
+
+    async def elsewhere(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+
+    async def takes_two(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await raid.create_array(card.nvme, Level.RAID1, (1, 2))
+
+    with lives.power() as card:
+        card.run(begin(card))
+    before = [lives.page(port) for port in range(CONFIG.ports)]
+    with lives.power(identity=IDENTITY + 1) as card:
+        card.run(elsewhere(card))
+    assert [lives.page(port) for port in range(CONFIG.ports)] == before
+    with lives.power(identity=IDENTITY + 1) as card:
+        card.run(takes_two(card))
+    assert lives.page(0) == before[0] and lives.page(1) != before[1]
+    # Two thirds of it are no array any more.
+    with lives.power() as card:
+        card.run(elsewhere(card))
+
+
+def test_what_md_cannot_express_is_forgotten():
+    """Such arrays do not come back, nor does what their drives were members of before."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await made(card, lives, Level.RAID1, [0, 1])
+
+    async def no_more(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+        await raid.create_array(card.nvme, Level.JBOD, (0,))
+        await raid.create_array(card.nvme, Level.JBOD, (1,))
+
+    async def nothing(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+
+    with lives.power() as card:
+        card.run(begin(card))
+    with lives.power(identity=IDENTITY + 1) as card:
+        card.run(no_more(card))
+    with lives.power() as card:
+        card.run(nothing(card))
+
+
+def test_drives_that_come_later():
+    """An array whose drives come after the card is ready is there once they all are."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await made(card, lives, Level.RAID5, [1, 3, 4])
+        await lives.shut_down(card)
+
+    async def late(card: SimulatedCard) -> None:
+        for port in (1, 4):
+            card.harness.remove(port)
+        await card.nvme.start()
+        for port in (4, 1):
+            assert await raid.arrays(card.nvme) == []
+            card.harness.insert(port)
+            await card.transport.sleep(20 * POLL_NS)
+        await lives.look(card)
+
+    with lives.power() as card:
+        card.run(begin(card))
+    with lives.power() as card:
+        card.run(late(card))
+    assert lives.seen["blocks that were there"]
+
+
+def test_a_drive_that_refuses_its_superblock():
+    """Such a drive is failed, and the others say so. One that its array needs stays."""
+    lives = Lives(SEED)
+
+    async def life(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        card.harness.refuse_writes(2, 1)
+        array = await made(card, lives, Level.RAID5, [0, 1, 2])
+        (one,) = await raid.arrays(card.nvme)
+        assert [member.failed for member in one.members] == [False, False, True], one
+        for port in (0, 1):
+            card.harness.refuse_writes(port, 1)
+        with pytest.raises(NvmeError):
+            await background.replace_member(card.nvme, array.number, 2, 0)
+        await background.replace_member(card.nvme, array.number, 2, 5)
+        await job_ends(card, array)
+        await lives.look_again(card)
+
+    with lives.power() as card:
+        card.run(life(card))
+    pages = [lives.page(port) for port in (0, 1, 5)]
+    roles = [Superblock.unpack(page, sectors=SECTORS).role for page in pages]
+    assert roles == [0, 1, 2]
+
+
+def lived(lives: Lives, count: int) -> None:
+    """Lives so often, and prints what has happened."""
+    for _ in range(count):
+        lives.live()
+    print(dict(lives.seen))
+
+
+def test_lives():
+    """Whatever happens in a life, what the host was told is there in the next one."""
+    lives = Lives(SEED)
+    lived(lives, 16)
+    assert lives.seen["arrays brought up"] and lives.seen["blocks that were there"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_more_lives(seed):
+    lived(Lives(seed), 30)
+
+
+class Acknowledges(Keeper):
+    """A planted bug: writes are acknowledged before the loss of a drive is written down."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self.withholds.eq(0)
+        return m
+
+
+class OthersFirst(Keeper):
+    """A planted bug: the others speak of a new member that does not know of it."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.sync += self._makes.eq(0)
+        return m
+
+
+class KeepsLeavers(Keeper):
+    """A planted bug: drives of an array that has been deleted stay its members."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self._leavers.eq(0)
+        return m
+
+
+class AlwaysClean(Keeper):
+    """A planted bug: an array is never dirty."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.sync += self.facts.dirty.eq(0)
+        return m
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [Acknowledges, OthersFirst, KeepsLeavers])
+def test_planted_bugs_are_found(bug, monkeypatch):
+    monkeypatch.setattr("hdl.metadata.metadata.Keeper", bug)
+    with pytest.raises(AssertionError):
+        for seed in range(1, 9):
+            lived(Lives(seed, component=partial(Controller, config=CONFIG)), 20)
+
+
+@pytest.mark.slow
+def test_never_dirty_is_found(monkeypatch):
+    monkeypatch.setattr("hdl.metadata.metadata.Keeper", AlwaysClean)
+    monkeypatch.setattr(
+        "cocotb_tests.native.test_native_lives.Lives",
+        partial(Lives, component=partial(Controller, config=CONFIG)),
+    )
+    with pytest.raises(AssertionError):
+        test_arrays_come_back(Level.RAID5)
