@@ -22,6 +22,9 @@ CONFIGS = {
     "full": Config(ports=32, arrays=4),
     "small": small(),
 }
+METADATA = "metadata"
+"""The configuration of tables that bring up arrays, which is not one of `CONFIGS`."""
+METADATA_CONFIG = Config(ports=20, arrays=4, parities=3, intent_chunks=32, metadata=True)
 READERS = 2
 TAKES_DRIVE = (ManageOpcode.REPLACE, ManageOpcode.RE_ADD, ManageOpcode.MIGRATE)
 """With these a drive is stale from then on, or a migration target."""
@@ -185,16 +188,23 @@ class Bench:
 
 def this_config() -> Config:
     """Configuration of this simulation."""
-    return CONFIGS[os.environ["CONFIG"]]
+    return _config(os.environ["CONFIG"])
+
+
+def _config(name: str) -> Config:
+    return METADATA_CONFIG if name == METADATA else CONFIGS[name]
 
 
 def run_tables(
     config: str, *, module: str, name: str | None = None, testcase: str | None = None
 ) -> None:
-    """Runs the cocotb tests of ``module``, or one of them, on tables of ``CONFIGS[config]``."""
+    """Runs the cocotb tests of ``module``, or one of them, on tables of a configuration.
+
+    It is one of `CONFIGS`, or `METADATA`.
+    """
     simulate(
         ArrayTables(
-            config=CONFIGS[config],
+            config=_config(config),
             geometry_readers=READERS,
             member_readers=READERS,
             volume_readers=READERS,

@@ -60,9 +60,12 @@ class Model:
         self.quiesced: list[dict[str, int]] = []
         """What must have nothing inside before the change goes on."""
         self.capacity = [0] * config.ports
-        self.identity = [0] * config.ports
-        self.known = [0] * config.ports
+        self.identity = [0] * MAX_DRIVES
+        self.known = [0] * MAX_DRIVES
         """Identities of the drives as they became members."""
+        self.placed = [(0, 0)] * MAX_DRIVES
+        """Of an array that is brought up: the position of the drive at each port, and if it is
+        failed."""
 
     @property
     def used(self) -> int:
@@ -93,11 +96,18 @@ class Model:
 
     def create_array(self, request: dict) -> tuple[ManageStatus, int | None]:
         members = [port for port in range(MAX_DRIVES) if request["drives"] >> port & 1]
-        known = (1 << self.config.ports) - 1
-        empty = ~self.present & known if request.get("degraded") else 0
+        placed, degraded = request.get("placed", 0), request.get("degraded", 0)
+        known = (1 << (MAX_DRIVES if placed else self.config.ports)) - 1
+        empty = ~self.present & known if degraded else 0
+        broken = 0
+        if placed:
+            members.sort(key=lambda port: self.placed[port][0])
+            broken = sum(1 << port for port in members if self.placed[port][1])
         taken = self.used | self.reserved | (~self.present & ~empty)
+        taken |= 0 if degraded else broken
         if any(taken >> port & 1 for port in members):
             return ManageStatus.DRIVE_UNAVAILABLE, None
+        missing = empty | broken
         try:
             level = Level(request["level"]).name
             layout = Layout(
@@ -112,11 +122,12 @@ class Model:
             return ManageStatus.INVALID_FIELD, None
         if layout.parities > self.config.parities:
             return ManageStatus.INVALID_FIELD, None
-        away = {place for place, port in enumerate(members) if empty >> port & 1}
+        away = {place for place, port in enumerate(members) if missing >> port & 1}
         if away and not tolerates(layout, away):
             return ManageStatus.DRIVE_UNAVAILABLE, None
-        there = [port for port in members if not empty >> port & 1]
-        rows = layout.rows([self.capacity[port] for port in there])
+        there = [port for port in members if not missing >> port & 1]
+        most = [request["blocks"]] if placed else []
+        rows = layout.rows([*most, *(self.capacity[port] for port in there)])
         if rows == 0:
             return ManageStatus.NO_SPACE, None
         if layout.blocks(rows) >= 1 << BLOCK_NUMBER_BITS:
@@ -126,8 +137,10 @@ class Model:
             return ManageStatus.NO_ENTRY, None
         self.arrays[number] = ModelArray(layout, members, rows, request.get("assumed", 0))
         for port in members:
-            self.known[port] = 0 if empty >> port & 1 else self.identity[port]
+            self.known[port] = 0 if missing >> port & 1 else self.identity[port]
         self._join(sum(1 << port for port in members))
+        self.lost |= broken
+        self.broken |= broken & self.present
         self.stale &= ~sum(1 << port for port in members)
         return ManageStatus.DONE, number
 

@@ -1,6 +1,6 @@
 """Arrays are clean once the host has shut the card down."""
 
-from amaranth.hdl import Module, Mux
+from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -11,7 +11,8 @@ class CleanShutdown(wiring.Component):
     """Says that arrays are clean after the flush of a shutdown, until the host wants to go on.
 
     The shutdown is complete once the superblocks say that. If not everything has been stored
-    nothing is clean.
+    nothing is clean. Nor is it if the host went on after the flush had begun, because that flush
+    may have missed what was written since.
 
     Ports
     -----
@@ -39,14 +40,16 @@ class CleanShutdown(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         asked, request = self.asked, self.request
-        becomes = request.flush & request.flushed & request.stored & ~self.wanted
+        went_on = Signal()
+        becomes = (
+            request.flush & request.flushed & request.stored & ~(self.wanted | went_on)
+        )
+        m.d.sync += went_on.eq(request.flush & (self.wanted | went_on))
         m.d.comb += [
             request.watches.eq(asked.watches),
             request.flush.eq(asked.flush),
             asked.stored.eq(request.stored),
-            asked.flushed.eq(
-                request.flushed & Mux(request.stored & ~self.wanted, self.clean & self.rests, 1)
-            ),
+            asked.flushed.eq(request.flushed & Mux(self.clean, self.rests, ~becomes)),
             self.busy.eq((becomes & ~self.clean) | (self.clean & self.wanted)),
         ]
         m.d.sync += self.clean.eq((self.clean | becomes) & ~self.wanted)

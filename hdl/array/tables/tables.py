@@ -496,7 +496,7 @@ class ArrayTables(wiring.Component):
                 m.next = "ADMIT"
             with m.If(counted):
                 m.d.sync += position.eq(position + 1)
-                with m.If((blocks < smallest) & ~away):
+                with m.If((blocks < smallest) & ~missing):
                     m.d.sync += smallest.eq(blocks)
                 m.d.sync += self._gone.bit_select(self._place, 1).eq(missing)
                 with m.If(unavailable | (missing & ~self._request.degraded)):
