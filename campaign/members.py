@@ -188,7 +188,8 @@ class Members:
         takes back a drive that was reset and has forgotten, and gives it up if it hangs again."""
         job = await array.job_ends()
         members = (await array.state()).members
-        assert not (members[position].failed or members[position].stale), f"{array}: {members}"
+        assert not members[position].failed, f"{array}: {members}"
+        assert not members[position].stale, f"{array}: {members}"
         assert not job.lost, f"{array}: {job}"
         if job.state != JobState.DONE:
             given_up = {member.port for member in members if member.failed}

@@ -601,6 +601,8 @@ class Core(wiring.Component):
             metadata.present.eq(tables.present),
             metadata.card.identity.eq(self.identity),
             metadata.card.nonce.eq(self.nonce),
+            metadata.stored.eq(self._flush_all.complete),
+            metadata.parting.eq(tables.parting),
             metadata.wanted.eq(front_end.wanted),
             front_end.ready.eq(metadata.ready),
         ]

@@ -190,6 +190,8 @@ class FlushAll(wiring.Component):
         ``failed`` has ended a FLUSH that began after ``flush`` rose, or cannot do it. ``stored``
         says that all have stored what they had that are not ``failed`` by now, that nothing is
         ``lost``, and that nothing was owed while the request ``watches``.
+    complete
+        With ``flushed``: all that are not ``failed`` by now have stored what they had.
     blamed
         A bit a port, a pulse as ``flush`` falls: drives for which it was not ``stored``.
     used
@@ -209,6 +211,7 @@ class FlushAll(wiring.Component):
     """
 
     request: In(FlushRequest())
+    complete: Out(1)
     blamed: Out(MAX_DRIVES)
     used: In(MAX_DRIVES)
     failed: In(MAX_DRIVES)
@@ -229,9 +232,10 @@ class FlushAll(wiring.Component):
         owes = Signal()
         m.d.comb += owes.eq(self.request.watches & (owed | self.owes))
         m.d.sync += owed.eq(owes)
-        m.d.comb += self.request.stored.eq(
-            ((missed & ~self.failed) == 0) & ~self.lost & ~owes
-        )
+        m.d.comb += [
+            self.complete.eq((missed & ~self.failed) == 0),
+            self.request.stored.eq(self.complete & ~self.lost & ~owes),
+        ]
         m.d.comb += self.ask.payload.eq(wanted)
         with m.FSM(name="flush_all") as fsm:
             with m.State("REST"):

@@ -113,9 +113,10 @@ def manage_request(config: Config) -> data.StructLayout:
         failed members, as many as the level tolerates.
     CREATE_ARRAY with ``placed``
         Only with `Config.metadata`. Brings up an array that its drives hold. The position of each
-        drive, and whether the member is failed, is what `ArrayTables.placed_read` says of its port,
-        and each member has ``blocks`` blocks at most. Members that are failed, or whose port has no
-        drive, must be ``degraded``. Such a port may be one that the controller does not have.
+        drive, and whether the member is failed or stale, is what `ArrayTables.placed_read` says of
+        its port, and each member has ``blocks`` blocks at most. Members that are failed or stale,
+        or whose port has no drive, must be ``degraded``. Such a port may be one that the controller
+        does not have.
     REPLACE
         Member ``position`` of ``array`` is failed. The drive at ``port`` takes its place and is to
         be rebuilt. It may be the drive that was the member before.

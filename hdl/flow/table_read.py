@@ -53,8 +53,8 @@ def port_read(config: Config) -> TableRead:
 
 def placed_member(config: Config) -> data.StructLayout:
     """What the drive at a port is of the array that is brought up: member ``position``, which is
-    ``failed``."""
-    return data.StructLayout({"position": 5, "failed": 1})
+    ``failed``, or ``stale`` and must be rebuilt, or has all its rows."""
+    return data.StructLayout({"position": 5, "failed": 1, "stale": 1})
 
 
 def placed_read(config: Config) -> TableRead:

@@ -1,14 +1,15 @@
 """Brings up the arrays that the drives hold."""
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out, connect, flipped
+from amaranth.lib.wiring import In, Out
 
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.geometry import WIDTH_BITS, Level
 from hdl.flow.manage import Changes, ManageOpcode, ManageStatus
 from hdl.flow.table_read import placed_member, placed_read
+from hdl.flow.walk import WalkKind
 from hdl.kit.pick import lowest_bit
 from hdl.kit.table import Table
 from hdl.metadata.assembler import Assembler
@@ -37,7 +38,8 @@ class BringUp(wiring.Component):
     Rows of an array that is dirty may be inconsistent. It begins with a RESYNC. One that is clean
     is assumed to be in sync, as its superblocks say so. A role that nobody holds is a failed member
     at a port without a drive, the highest that is left. It may be a port that the card does not
-    have. A drive that was being rebuilt is rebuilt from its first row on.
+    have. Drives that were being rebuilt are rebuilt from their first row on. Rows of an array that
+    is dirty are made consistent before that.
 
     A set takes what `Assembler` and the tables take, 12 cycles, and 4 for each array and role.
 
@@ -156,7 +158,7 @@ class BringUp(wiring.Component):
             m.d.comb += self.placed_read.data.failed.eq(1)
 
     def _make_request(self, m: Module) -> None:
-        """The changes that are asked for: the array, and the rebuild of one of its members."""
+        """The changes that are asked for: the array, and the rebuild of its members."""
         found, asked = self._found, self.changes.request.payload
         mirrors = (found.level == Level.RAID1) | (found.level == Level.RAID10)
         m.d.comb += [
@@ -171,8 +173,9 @@ class BringUp(wiring.Component):
             # What a missing drive held could be worked out wrongly.
             asked.degraded.eq(~found.dirty | mirrors),
             asked.assumed.eq(~found.dirty),
-            asked.position.eq(self._role),
-            asked.port.eq(self._assembler.member_read.data),
+            # The rebuild makes rows consistent as well.
+            asked.idle.eq(found.dirty & found.rebuilding.any()),
+            asked.kind.eq(WalkKind.REBUILD),
         ]
 
     def _rest(self, m: Module) -> None:
@@ -271,7 +274,8 @@ class BringUp(wiring.Component):
                 *self._placed.store(
                     address=port,
                     position=role,
-                    failed=~found.members.bit_select(role, 1),
+                    failed=~held,
+                    stale=found.rebuilding.bit_select(role, 1),
                 ),
             ]
             m.d.sync += [named.eq(named | (1 << port)), role.eq(role + 1)]
@@ -298,35 +302,23 @@ class BringUp(wiring.Component):
             m.d.sync += self._array.eq(response.payload.index)
             with m.If(response.valid):
                 m.next = "PASS"
-                with m.If(response.payload.status == ManageStatus.DONE):
-                    m.next = "ASK_REBUILD"
+                made = response.payload.status == ManageStatus.DONE
+                with m.If(made & self._found.rebuilding.any()):
+                    m.next = "REBUILD"
 
     def _rebuild(self, m: Module) -> None:
-        """The states ASK_REBUILD to REBUILDING: drives that are not whole are rebuilt."""
+        """The states REBUILD and REBUILDING: drives that are not whole are rebuilt."""
         request, response = self.changes.request, self.changes.response
-        role, found = self._role, self._found
-        with m.State("ASK_REBUILD"):
-            m.next = "REBUILD"
-
         with m.State("REBUILD"):
             m.d.comb += [
-                request.payload.opcode.eq(ManageOpcode.REPLACE),
-                request.valid.eq(found.rebuilding.bit_select(role, 1)),
+                request.payload.opcode.eq(ManageOpcode.START_JOB),
+                request.valid.eq(1),
             ]
-            with m.If(~request.valid):
-                self._next_role(m)
-            with m.Elif(request.ready):
+            with m.If(request.ready):
                 m.next = "REBUILDING"
 
-        # If that is refused the member stays failed, and the host can replace it.
+        # It is refused if a drive has gone meanwhile.
         with m.State("REBUILDING"):
             m.d.comb += response.ready.eq(1)
             with m.If(response.valid):
-                self._next_role(m)
-
-    def _next_role(self, m: Module) -> None:
-        """Ends a state: the next role, or the next set after the last."""
-        m.d.sync += self._role.eq(self._role + 1)
-        m.next = "ASK_REBUILD"
-        with m.If(self._role == self._found.width - 1):
-            m.next = "PASS"
+                m.next = "PASS"

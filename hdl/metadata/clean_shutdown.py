@@ -10,9 +10,10 @@ from hdl.flow.flush_request import FlushRequest
 class CleanShutdown(wiring.Component):
     """Says that arrays are clean after the flush of a shutdown, until the host wants to go on.
 
-    The shutdown is complete once the superblocks say that. If not everything has been stored
-    nothing is clean. Nor is it if the host went on after the flush had begun, because that flush
-    may have missed what was written since.
+    So they are after power-up, before the host has wanted anything. What an array has lost is not
+    the others' concern. The shutdown is complete once the superblocks say that. If not everything
+    has been stored nothing is clean. Nor is it if the host went on after the flush had begun,
+    because that flush may have missed what was written since.
 
     Ports
     -----
@@ -22,6 +23,8 @@ class CleanShutdown(wiring.Component):
         The same, for `hdl.drive.flusher.FlushAll`.
     wanted
         The host wants the controller to work.
+    stored
+        With ``flushed`` of ``request``: every drive that has not failed has stored what it had.
     rests
         The superblocks say what is so.
     clean
@@ -33,8 +36,9 @@ class CleanShutdown(wiring.Component):
     asked: In(FlushRequest())
     request: Out(FlushRequest())
     wanted: In(1)
+    stored: In(1)
     rests: In(1)
-    clean: Out(1)
+    clean: Out(1, init=1)
     busy: Out(1)
 
     def elaborate(self, platform) -> Module:
@@ -42,7 +46,7 @@ class CleanShutdown(wiring.Component):
         asked, request = self.asked, self.request
         went_on = Signal()
         becomes = (
-            request.flush & request.flushed & request.stored & ~(self.wanted | went_on)
+            request.flush & request.flushed & self.stored & ~(self.wanted | went_on)
         )
         m.d.sync += went_on.eq(request.flush & (self.wanted | went_on))
         m.d.comb += [

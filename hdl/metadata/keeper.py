@@ -42,28 +42,35 @@ class Keeper(wiring.Component):
     """Writes the superblocks of all members when their array changes.
 
     Changes of the tables pass through. An answer passes once the superblocks say what the change
-    has made: those of all members after CREATE_ARRAY, REPLACE, RE_ADD, SETTLE and END_MIGRATION.
-    That of a drive that has left its array becomes zeros.
+    has made.
 
-    A drive whose superblock says that it is a member (``noted``) and that fails is a danger until
-    the other members say that it is none. If power went it would be as fresh as they are, and has
-    missed what was written since. So nothing may be acknowledged while the keeper ``withholds``.
-    Then every other member is written twice, each time with one more event, so that the failed one
-    is two events behind. md takes a drive that is one event behind for a member. The loss of a
-    drive of an array that has FAILED is not written down. Such an array acknowledges nothing that
-    only other drives hold, and it may be whole again when the drive comes back.
+    A drive's superblock **claims** that it is a member from the first attempt to write that. The
+    claim is false (``lost``) once the drive fails, goes away, is exchanged, leaves its array, or
+    must be rebuilt while its superblock says that it is whole. If power went then, the drive would
+    be as good as the others, and has missed what was written since. So nothing is acknowledged to
+    the host (``withholds``) until the claim is refuted: all members that the array has now are
+    written twice, each time with one more event. Then the false one is two events behind. md takes
+    a drive that is one event behind for a member. New members are written before the others. If
+    power goes in between, the new one is fresher than they are and is found. The other way round
+    they would speak of a member that nobody finds. Only then the superblock of a drive that has
+    left becomes zeros.
+
+    If a member fails, or does not store its superblock, the round ends, and begins anew with what
+    is so by then. Such a member is failed. One that its array needs stays if nothing but the state
+    of the array was to be written. The others are then one event ahead at most.
+
+    Of an array that has FAILED no loss is written down, unless it has copies. What other drives
+    hold is not acknowledged for the drive that is lost. The array may be whole when its drives come
+    back. Copies are acknowledged one by one, so their loss counts.
+
+    While the card is ``clean`` there is no host, and no loss is written down either. Drives of a
+    card that was shut down may lose their power one after the other.
+
+    A superblock is ``dirty`` while the array is in use and has redundancy, since power may go in
+    the middle of a row, and while its rows are not in sync.
 
     md cannot express some arrays. What their members held before becomes zeros, so that no array
     comes back that has been written over. They are forgotten with the power.
-
-    New members are written before the others. If power goes in between, the new one is fresher than
-    they are, and is found. The other way round they would speak of a member that nobody finds.
-
-    A member that does not store its superblock is failed, unless its array needs it. Then it stays,
-    with what it has, and is tried again with the next change.
-
-    A superblock is ``dirty`` while the array is in use and has redundancy, since power may go in
-    the middle of a row. It is clean once the host has shut the card down.
 
     The members of an array take 3,500 cycles each and what their drives take.
 
@@ -84,6 +91,8 @@ class Keeper(wiring.Component):
         What identities of arrays are made of. The lower half of one is the card's identity.
     drives
         What the tables know of the drives.
+    parting
+        One bit per port. It has left its array, in which rows of before may still use it.
     states
         Two bits per array (`ArrayState`).
     unsynced
@@ -93,7 +102,7 @@ class Keeper(wiring.Component):
     settled
         ``states`` and ``essential`` are up to date.
     clean
-        A level. Nothing is written to arrays, and all that was is stored.
+        A level. The host writes nothing, and all that it wrote is stored.
     geometry_read
         Table of the arrays.
     member_read
@@ -106,6 +115,9 @@ class Keeper(wiring.Component):
         What the superblocks of an array say. Only of one that is ``kept``.
     kept
         One bit per array. It is there, and its members are written.
+    claimed
+        One bit per port. Its superblock is not what it should be, or belongs to an array that is
+        there. No array may be brought up from it.
     withholds
         Nothing may be acknowledged to the host.
     rests
@@ -123,6 +135,7 @@ class Keeper(wiring.Component):
                 "brought_up": In(record()),
                 "card": In(Card()),
                 "drives": In(DriveStates()),
+                "parting": In(MAX_DRIVES),
                 "states": In(2 * config.arrays),
                 "unsynced": In(config.arrays),
                 "essential": In(MAX_DRIVES),
@@ -136,6 +149,7 @@ class Keeper(wiring.Component):
                 "fail": Out(stream.Signature(config.port_bits)),
                 "record_read": In(record_read(config)),
                 "kept": Out(config.arrays),
+                "claimed": Out(config.ports),
                 "withholds": Out(1),
                 "rests": Out(1),
                 "busy": Out(1),
@@ -145,31 +159,54 @@ class Keeper(wiring.Component):
         self._homes = Table(home(config), MAX_DRIVES)
         self._shape = MdShape(config=config)
 
-        # A bit a port: its drive has a superblock that says it is a member, or zeros if md cannot
-        # express the array. It has been away, or has failed, since.
-        self._noted = Signal(MAX_DRIVES)
-        self._left = Signal(MAX_DRIVES)
-        # A bit an array: its superblocks must be written.
-        self._due = Signal(config.arrays)
-        self._was_clean = Signal()
+        # A bit a port. Its superblock claims that its drive is a member (or it is zeros, if md
+        # cannot express the array). It is what was written last. It says that the drive is not
+        # whole. The drive has failed or been away since.
+        self._claims = Signal(MAX_DRIVES)
+        self._known = Signal(MAX_DRIVES)
+        self._partial = Signal(MAX_DRIVES)
+        self._away = Signal(MAX_DRIVES)
+        # A bit a port. Its array has failed, and the claim may stand. It is to become zeros once
+        # the drive has left. It has not become zeros.
+        self._excused = Signal(MAX_DRIVES)
+        self._erases = Signal(MAX_DRIVES)
+        self._refuses = Signal(MAX_DRIVES)
+        self._lost = Signal(MAX_DRIVES)
+        self._leavers = Signal(MAX_DRIVES)
 
-        # The array at hand: what it is, how many members it has, and what its superblocks say; which of its drives have
-        # failed; whether a loss is being written down, for the second time, and of which drive;
-        # whether only new members are written. A round over its members starts. Its record is
-        # stored.
+        # A bit an array. Its superblocks must be written. That must be done twice, since drives
+        # with old ones may be among its members. It was made with rows that are not in sync, which
+        # nobody else knows yet.
+        self._due = Signal(config.arrays)
+        self._twice = Signal(config.arrays)
+        self._inconsistent = Signal(config.arrays)
+        self._was_clean = Signal(init=1)
+        self._has_work = Signal()
+
+        # The array at hand: what it is, how many members it has, and what its superblocks say.
         self._array = Signal(config.array_bits)
         self._geometry = Signal(geometry(config))
         self._members = Signal(WIDTH_BITS)
         self._record = Signal(record())
-        self._failed = Signal(MAX_DRIVES)
-        self._loses = Signal()
+        self._has_failed = Signal()
+        # A round over its members starts. It is one of two, or the second one. The claim of a drive
+        # is refuted by that. Only new members are written. The drive has been written itself. The
+        # record is stored.
+        self._starts_round = Signal()
+        self._doubles = Signal()
         self._again = Signal()
+        self._refutes = Signal()
         self._cause = Signal(config.port_bits)
         self._makes = Signal()
-        self._starts_round = Signal()
+        self._rewritten = Signal()
         self._stores = Signal()
-        # The member at hand. It is none any more.
+        # One that its array needs has refused what was to be written. Members, by their roles, that
+        # this round has written.
+        self._held_back = Signal()
+        self._written = Signal(MAX_DRIVES)
+        # The member at hand. It is none any more, or had a superblock before.
         self._leaves = Signal()
+        self._was_member = Signal()
         self._role = Signal(WIDTH_BITS)
         self._port = Signal(config.port_bits)
 
@@ -177,9 +214,11 @@ class Keeper(wiring.Component):
         self._opcode = Signal(ManageOpcode)
         self._changed = Signal(config.array_bits)
         self._placed = Signal()
+        self._assumed = Signal()
         self._count = Signal(COUNT_BITS)
         self._nonce = Signal(len(self.card.nonce))
         self._named = Signal()  # the nonce has been taken
+        self._deletes = Signal()
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -187,9 +226,13 @@ class Keeper(wiring.Component):
         m.submodules.homes = self._homes
         m.submodules.shape = self._shape
         self._connect_tables(m)
+        self._say_dirty(m)
         self._watch_drives(m)
         with m.FSM(name="change") as change:
             self._pass_change(m)
+            m.d.comb += self._deletes.eq(
+                ~change.ongoing("PASS") & (self._opcode == ManageOpcode.DELETE_ARRAY)
+            )
         with m.FSM(name="keep") as keep:
             self._rest(m)
             self._load(m)
@@ -214,9 +257,7 @@ class Keeper(wiring.Component):
 
     def _connect_tables(self, m: Module) -> None:
         """Which entries are read, and what is written of a superblock."""
-        records, geometry, facts = self._records, self._geometry, self.facts
-        clean = self.clean & ~self.unsynced.bit_select(self._array, 1)
-        has_redundancy = (geometry.parities != 0) | (geometry.copies > 1)
+        records, shape, facts = self._records, self._geometry, self.facts
         connect(m, flipped(self.record_read), records.reads[1])
         m.d.comb += [
             records.reads[0].address.eq(self._array),
@@ -226,36 +267,49 @@ class Keeper(wiring.Component):
             self._homes.write.address.eq(self._port),
             self._homes.write.data.role.eq(self._role),
             self._homes.write.data.array.eq(self._array),
-            self._shape.geometry.eq(geometry),
+            self._shape.geometry.eq(shape),
             facts.set_uuid.eq(self._record.set_uuid),
             facts.level.eq(self._shape.level),
             facts.layout.eq(self._shape.layout),
-            facts.strip_shift.eq(geometry.strip_shift),
-            facts.rows.eq(geometry.rows),
-            facts.width.eq(geometry.width),
+            facts.strip_shift.eq(shape.strip_shift),
+            facts.rows.eq(shape.rows),
+            facts.width.eq(shape.width),
             facts.events.eq(self._record.events),
         ]
+
+    def _say_dirty(self, m: Module) -> None:
+        """Whether superblocks say that rows may be inconsistent."""
+        shape = self._geometry
+        has_redundancy = (shape.parities != 0) | (shape.copies > 1)
+        doubtful = (self.unsynced | self._inconsistent).bit_select(self._array, 1)
+        m.d.sync += self._inconsistent.eq(self._inconsistent & ~self.unsynced)
         with m.If(self._starts_round):
-            m.d.sync += facts.dirty.eq(has_redundancy & ~clean)
+            m.d.sync += self.facts.dirty.eq(has_redundancy & (~self.clean | doubtful))
 
     def _watch_drives(self, m: Module) -> None:
-        """Which drives have been lost, and which have left their arrays."""
-        drives, noted = self.drives, self._noted
-        self._lost = lost = Signal(MAX_DRIVES)
-        self._leavers = leavers = Signal(MAX_DRIVES)
-        self._has_work = Signal()
+        """Whose claim is false, and who is to be erased."""
+        drives, claims, used = self.drives, self._claims, self.drives.used
+        false = drives.failed | self._away | self.parting | (drives.stale & ~self._partial)
+        countable = ~(self._excused | self.clean.replicate(MAX_DRIVES))
         m.d.comb += [
-            lost.eq(noted & drives.used & drives.failed),
-            leavers.eq(noted & ~drives.used),
-            self.withholds.eq(lost.any()),
+            self._lost.eq(claims & (~used | (false & countable))),
+            self._leavers.eq(self._erases & ~used),
+            self.withholds.eq((self._lost & ~(self._deletes.replicate(MAX_DRIVES) & ~used)).any()),
             self._has_work.eq(
-                (lost.any() & self.settled) | leavers.any() | (self._due & self.kept).any()
+                self.settled
+                & (self._lost.any() | self._leavers.any() | (self._due & self.kept).any())
             ),
+            self.claimed.eq(claims | self._erases | self._refuses),
         ]
         m.d.sync += [
-            self._left.eq((self._left | drives.failed) & noted),
+            self._away.eq((self._away | drives.failed) & claims),
+            self._erases.eq(self._erases & ~drives.failed),
+            self._refuses.eq(self._refuses & drives.present),
             self._was_clean.eq(self.clean),
         ]
+        # An array may not have failed any more.
+        with m.If(~self.settled):
+            m.d.sync += self._excused.eq(0)
         with m.If(self.clean != self._was_clean):
             m.d.sync += self._due.eq(self.kept)
 
@@ -275,6 +329,7 @@ class Keeper(wiring.Component):
                 self._opcode.eq(request.payload.opcode),
                 self._changed.eq(request.payload.array),
                 self._placed.eq(request.payload.placed),
+                self._assumed.eq(request.payload.assumed),
             ]
             with m.If(asked.valid & asked.ready):
                 m.next = "AWAIT"
@@ -305,15 +360,21 @@ class Keeper(wiring.Component):
 
     def _note_change(self, m: Module) -> None:
         """What is to be written after a change that has been made."""
-        kept = self.kept.bit_select(self._changed, 1)
+        changed = self._changed
+        kept = self.kept.bit_select(changed, 1)
         with m.Switch(self._opcode):
             with m.Case(*FOLLOWED):
-                m.d.sync += self._due.bit_select(self._changed, 1).eq(1)
+                m.d.sync += self._due.bit_select(changed, 1).eq(1)
         with m.If(self._opcode == ManageOpcode.DELETE_ARRAY):
             m.d.sync += kept.eq(0)
         with m.If(self._opcode == ManageOpcode.CREATE_ARRAY):
             self._name_array(m)
-            m.d.sync += [kept.eq(1), self._named.eq(1)]
+            m.d.sync += [
+                kept.eq(1),
+                self._named.eq(1),
+                self._twice.bit_select(changed, 1).eq(self._placed),
+                self._inconsistent.bit_select(changed, 1).eq(~self._assumed),
+            ]
 
     def _name_array(self, m: Module) -> None:
         """The record of a new array, which is not that of any other.
@@ -329,7 +390,7 @@ class Keeper(wiring.Component):
         with m.Else():
             m.d.comb += self._records.write.data.set_uuid.eq(own)
 
-    # What is written. A drive that is lost comes first, then those that have left, then arrays.
+    # What is written. A false claim comes first, then drives that have left, then arrays.
 
     def _rest(self, m: Module) -> None:
         """The states REST to LEAVE: what is to be done next."""
@@ -337,69 +398,89 @@ class Keeper(wiring.Component):
         port = self._port
         with m.State("REST"):
             m.d.comb += self.rests.eq(
-                ~(lost.any() | self._has_work) & (self.clean == self._was_clean)
+                ~(lost.any() | leavers.any() | due.any()) & (self.clean == self._was_clean)
             )
             m.d.sync += [
-                self._loses.eq(0),
+                self._refutes.eq(lost.any()),
+                self._doubles.eq(lost.any()),
                 self._again.eq(0),
+                self._leaves.eq(0),
+                self._rewritten.eq(0),
+                self._held_back.eq(0),
                 port.eq(lowest_bit(m, Mux(lost.any(), lost, leavers), "first_port")),
                 self._array.eq(lowest_bit(m, due, "first_array")),
             ]
-            with m.If(lost.any()):
-                with m.If(self.settled):
+            with m.If(self.settled):
+                with m.If(lost.any()):
                     m.next = "FIND"
-            with m.Elif(leavers.any()):
-                m.next = "LEAVE"
-            with m.Elif(due.any()):
-                m.next = "LOAD"
+                with m.Elif(leavers.any()):
+                    m.next = "LEAVE"
+                with m.Elif(due.any()):
+                    m.next = "LOAD"
 
         with m.State("FIND"):
-            m.next = "JUDGE"
+            m.next = "FOUND"
 
-        with m.State("JUDGE"):
-            found = self._homes.reads[0].data.array
-            state = self.states.word_select(found, 2)
-            m.d.sync += [self._array.eq(found), self._loses.eq(1), self._cause.eq(port)]
+        with m.State("FOUND"):
+            m.d.sync += [self._array.eq(self._homes.reads[0].data.array), self._cause.eq(port)]
             m.next = "LOAD"
-            with m.If(state == ArrayState.FAILED):
-                m.d.sync += self._noted.bit_select(port, 1).eq(0)
-                m.next = "REST"
 
-        # A drive that has been away may be another one by now.
+        # A drive that goes as this is asked for may be another one by now.
         with m.State("LEAVE"):
-            away = (self._left | self.drives.failed).bit_select(port, 1)
             m.d.sync += [
                 self._leaves.eq(1),
+                self._erases.bit_select(port, 1).eq(0),
                 self.edit.payload.edit.eq(Edit.ERASE),
                 self.edit.payload.port.eq(port),
             ]
             m.next = "SEND"
-            with m.If(away):
-                m.d.sync += self._noted.bit_select(port, 1).eq(0)
+            with m.If(self.drives.failed.bit_select(port, 1) | ~leavers.bit_select(port, 1)):
                 m.next = "REST"
 
     def _load(self, m: Module) -> None:
-        """The states LOAD to KNOW: what the array at hand is."""
+        """The states LOAD to KNOW: what the array at hand is, and whether it is written at all."""
+        array = self._array
+        twice = self._twice.bit_select(array, 1)
         with m.State("LOAD"):
-            m.d.sync += [self._role.eq(0), self._failed.eq(0), self._leaves.eq(0)]
+            m.d.sync += self._role.eq(0)
             m.next = "LOADED"
 
         with m.State("LOADED"):
             m.d.sync += [
                 self._geometry.eq(self.geometry_read.data),
                 self._record.eq(self._records.reads[0].data),
-                self._due.bit_select(self._array, 1).eq(0),
+                self._has_failed.eq(self.states.word_select(array, 2) == ArrayState.FAILED),
                 self.facts.alive.eq(0),
                 self.facts.rebuilding.eq(0),
             ]
             m.next = "KNOW"
+            with m.If(~self.settled):
+                m.next = "REST"
 
         with m.State("KNOW"):
-            m.d.sync += self._members.eq(self._geometry.width * self._geometry.spans)
+            shape = self._geometry
+            m.d.sync += [
+                self._due.bit_select(array, 1).eq(0),
+                self._members.eq(shape.width * shape.spans),
+                self._doubles.eq(self._doubles | twice),
+            ]
             m.next = "ASK_MEMBER"
-            with m.If(~self._geometry.valid):
-                m.d.sync += self.kept.bit_select(self._array, 1).eq(0)
+            with m.If(~shape.valid):
+                m.d.sync += self.kept.bit_select(array, 1).eq(0)
                 m.next = "REST"
+                with m.If(self._refutes):
+                    m.next = "REFUTED"
+            with m.Elif(self._has_failed & (shape.copies <= 1)):
+                m.next = "REST"
+                with m.If(self._refutes):
+                    m.next = "EXCUSE"
+
+        # A drive that has left is not excused, and nobody else holds what it held.
+        with m.State("EXCUSE"):
+            m.d.sync += self._excused.bit_select(self._cause, 1).eq(self.settled)
+            m.next = "REST"
+            with m.If(~self.drives.used.bit_select(self._cause, 1)):
+                m.next = "REFUTED"
 
     def _look_at_members(self, m: Module) -> None:
         """The states ASK_MEMBER, NOTE_MEMBER and BEGIN: which roles are held."""
@@ -416,7 +497,6 @@ class Keeper(wiring.Component):
                 facts.rebuilding.bit_select(role[:ROLE_BITS], 1).eq(
                     ~failed & drives.stale.bit_select(port, 1)
                 ),
-                self._failed.eq(self._failed | Mux(failed, 1 << port, 0)),
                 role.eq(Mux(last, 0, role + 1)),
             ]
             m.next = "ASK_MEMBER"
@@ -425,15 +505,21 @@ class Keeper(wiring.Component):
 
         with m.State("BEGIN"):
             m.d.comb += self._starts_round.eq(1)
-            m.d.sync += self._makes.eq(~self._again)
-            m.d.sync += self._record.events.eq(self._record.events + 1)
+            m.d.sync += [
+                self._record.events.eq(self._record.events + 1),
+                self._makes.eq(~self._again),
+                self._written.eq(0),
+            ]
             m.next = "ASK_PORT"
 
     def _write_member(self, m: Module) -> None:
         """The states ASK_PORT to FAIL: the superblock of the member at hand is written."""
-        role, port, noted = self._role, self._port, self._noted
-        alive = self.facts.alive.bit_select(role[:ROLE_BITS], 1)
+        role, port = self._role, self._port
+        place = role[:ROLE_BITS]
+        alive = self.facts.alive.bit_select(place, 1)
+        failed = self.drives.failed.bit_select(port, 1)
         edit, found = self.edit.payload, self._homes.reads[0].data
+        expressible = self._shape.expressible
         with m.State("ASK_PORT"):
             m.next = "NOTE_PORT"
 
@@ -448,19 +534,33 @@ class Keeper(wiring.Component):
 
         with m.State("CHOOSE"):
             at_home = (found.role == role) & (found.array == self._array)
-            has = (noted & ~self._left).bit_select(port, 1) & at_home
-            expressible = self._shape.expressible
+            member = (self._claims & ~self._away).bit_select(port, 1) & at_home
+            has = member & self._known.bit_select(port, 1)
+            skips = self._written.bit_select(place, 1) | (has & ~expressible)
             m.d.sync += [
+                self._was_member.eq(member),
                 edit.edit.eq(Mux(~expressible, Edit.ERASE, Mux(has, Edit.CHANGE, Edit.MAKE))),
                 edit.role.eq(role),
                 edit.port.eq(port),
             ]
-            m.next = "SEND"
-            with m.If((self._makes == has) | (has & ~expressible)):
+            m.next = "CLAIM"
+            with m.If((self._makes & has) | skips):
                 m.next = "NEXT"
             # Another drive may be there.
-            with m.Elif(self.drives.failed.bit_select(port, 1)):
-                self._miss(m)
+            with m.Elif(failed):
+                self._break_off(m)
+
+        # From now on the drive may say so, whatever the answer is.
+        with m.State("CLAIM"):
+            m.d.comb += self._homes.store()
+            m.d.sync += [
+                self._claims.bit_select(port, 1).eq(1),
+                self._known.bit_select(port, 1).eq(0),
+                self._away.bit_select(port, 1).eq(0),
+            ]
+            m.next = "SEND"
+            with m.If(failed):
+                self._break_off(m)
 
         with m.State("SEND"):
             m.d.comb += self.edit.valid.eq(1)
@@ -471,40 +571,51 @@ class Keeper(wiring.Component):
             m.d.comb += self.done.ready.eq(1)
             good = self.done.payload == DriveStatus.GOOD
             with m.If(self.done.valid):
-                m.d.sync += noted.bit_select(port, 1).eq(good & ~self._leaves)
                 m.next = "REFUSED"
                 with m.If(self._leaves):
+                    m.d.sync += self._refuses.bit_select(port, 1).eq(~good)
                     m.next = "REST"
                 with m.Elif(good):
-                    m.d.comb += self._homes.store()
-                    m.d.sync += self._left.bit_select(port, 1).eq(0)
+                    partial = self.facts.rebuilding.bit_select(place, 1)
+                    m.d.sync += [
+                        self._known.bit_select(port, 1).eq(1),
+                        self._partial.bit_select(port, 1).eq(partial),
+                        self._refuses.bit_select(port, 1).eq(0),
+                        self._rewritten.eq(self._rewritten | (port == self._cause)),
+                        self._written.bit_select(place, 1).eq(1),
+                    ]
                     m.next = "NEXT"
 
+        # If its array needs it, and it has been a member, it is not given up for that alone.
         with m.State("REFUSED"):
-            with m.If(self.drives.failed.bit_select(port, 1)):
-                self._miss(m)
+            needed = self.essential.bit_select(port, 1) & self._was_member
+            stays = needed & ~self._doubles
+            with m.If(failed):
+                self._break_off(m)
             with m.Elif(self.settled):
                 m.next = "FAIL"
-                with m.If(self.essential.bit_select(port, 1)):
+                with m.If(stays):
+                    m.d.sync += [
+                        self._held_back.eq(1),
+                        self._written.bit_select(place, 1).eq(1),
+                    ]
                     m.next = "NEXT"
 
         with m.State("FAIL"):
             m.d.comb += [self.fail.valid.eq(1), self.fail.payload.eq(port)]
             with m.If(self.fail.ready):
-                self._miss(m)
+                self._break_off(m)
 
-    def _miss(self, m: Module) -> None:
-        """Ends a state: the member at hand has failed. If it is new the others are not told of it.
-        If it is not noted they say that it is there, and nobody else would have that changed."""
-        with m.If(~self._noted.bit_select(self._port, 1)):
-            m.d.sync += self._due.bit_select(self._array, 1).eq(1)
-        m.next = "NEXT"
-        with m.If(self._makes):
-            m.next = "REST"
+    def _break_off(self, m: Module) -> None:
+        """Ends a state: the member at hand has failed, and the array is looked at again."""
+        m.d.sync += self._due.bit_select(self._array, 1).eq(1)
+        m.next = "BREAK_OFF"
 
     def _end(self, m: Module) -> None:
-        """The states NEXT and STORE: the next member, or the second time, or the end."""
-        role = self._role
+        """The states NEXT to REFUTED: the next member, or the second time, or the end."""
+        role, array, cause = self._role, self._array, self._cause
+        # What has been written counts.
+        store = self._records.store(address=array, data=self._record)
         with m.State("NEXT"):
             m.d.sync += role.eq(role + 1)
             m.next = "ASK_PORT"
@@ -513,15 +624,29 @@ class Keeper(wiring.Component):
                 with m.If(~self._makes):
                     m.d.sync += self._again.eq(1)
                     m.next = "STORE"
-                    with m.If(self._loses & ~self._again):
+                    with m.If(self._doubles & ~self._again):
                         m.next = "BEGIN"
 
-        # What was lost as the members were looked at has been written down.
+        with m.State("BREAK_OFF"):
+            m.d.comb += [self._stores.eq(1), *store]
+            m.next = "REST"
+
+        # Nobody gets more than one event ahead of a member that is needed.
         with m.State("STORE"):
-            recorded = self._failed | Mux(self._loses, 1 << self._cause, 0)
-            m.d.comb += [
-                self._stores.eq(1),
-                *self._records.store(address=self._array, data=self._record),
-            ]
-            m.d.sync += self._noted.eq(self._noted & ~recorded)
+            m.d.comb += self._stores.eq(1)
+            with m.If(~self._held_back):
+                m.d.comb += store
+            m.d.sync += self._twice.bit_select(array, 1).eq(0)
+            m.next = "REST"
+            with m.If(self._refutes & ~self._rewritten):
+                m.next = "REFUTED"
+
+        # The claim is known to be false. What is left of it is erased, if the drive is still there.
+        with m.State("REFUTED"):
+            there = ~(self._away | self.drives.failed).bit_select(cause, 1)
+            with m.If(self._lost.bit_select(cause, 1)):
+                m.d.sync += [
+                    self._claims.bit_select(cause, 1).eq(0),
+                    self._erases.bit_select(cause, 1).eq(there),
+                ]
             m.next = "REST"

@@ -57,6 +57,10 @@ class Metadata(wiring.Component):
         The flush that a shutdown asks for.
     flush
         The same, for `hdl.drive.flusher.FlushAll`.
+    stored
+        With ``flushed`` of ``flush``: every drive that has not failed has stored what it had.
+    parting
+        One bit per port. It has left its array, in which rows of before may still use it.
     wanted
         The host wants the controller to work.
     ready
@@ -93,6 +97,8 @@ class Metadata(wiring.Component):
                 "member_read": Out(member_read(config)),
                 "shutdown": In(FlushRequest()),
                 "flush": Out(FlushRequest()),
+                "stored": In(1),
+                "parting": In(MAX_DRIVES),
                 "wanted": In(1),
                 "ready": Out(1),
                 "withholds": Out(1),
@@ -145,11 +151,12 @@ class Metadata(wiring.Component):
     def _connect_bring_up(self, m: Module) -> None:
         """Arrays from superblocks, by turns with the host's changes."""
         superblocks, bring_up, turns = self._superblocks, self._bring_up, self._turns
+        keeper = self._keeper
         connect(m, flipped(self.host_changes), turns.users[0])
         connect(m, bring_up.changes, turns.users[1])
         connect(m, turns.changes, flipped(self.changes))
         connect(m, bring_up.kept_read, superblocks.kept_read)
-        connect(m, bring_up.record_read, self._keeper.record_read)
+        connect(m, bring_up.record_read, keeper.record_read)
         connect(m, flipped(self.placed_read), bring_up.placed_read)
         connect(m, flipped(self.drives), bring_up.drives)
         valid = Cat(finding == Finding.VALID for finding in superblocks.findings)
@@ -157,8 +164,8 @@ class Metadata(wiring.Component):
             bring_up.identity.eq(self.card.identity),
             bring_up.present.eq(self.present),
             bring_up.known.eq(superblocks.known),
-            bring_up.valid.eq(valid),
-            bring_up.kept.eq(self._keeper.kept),
+            bring_up.valid.eq(valid & ~keeper.claimed),
+            bring_up.kept.eq(keeper.kept),
         ]
 
     def _connect_keeper(self, m: Module) -> None:
@@ -180,6 +187,7 @@ class Metadata(wiring.Component):
             keeper.unsynced.eq(self.arrays.unsynced),
             keeper.essential.eq(self.arrays.essential),
             keeper.settled.eq(self.arrays.settled),
+            keeper.parting.eq(self.parting),
             self.withholds.eq(keeper.withholds),
         ]
 
@@ -190,6 +198,7 @@ class Metadata(wiring.Component):
         connect(m, clean.request, flipped(self.flush))
         m.d.comb += [
             clean.wanted.eq(self.wanted),
+            clean.stored.eq(self.stored),
             clean.rests.eq(keeper.rests),
             keeper.clean.eq(clean.clean),
             self.ready.eq(self._bring_up.ready & ~clean.clean & keeper.rests),

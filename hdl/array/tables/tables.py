@@ -87,6 +87,9 @@ class ArrayTables(wiring.Component):
         (`hdl.array.tables.drive_health`).
     drives
         Of the drive at each port.
+    parting
+        One bit per port. Another drive has taken its place in a migration. It is about to leave its
+        array, in which commands of before may still use it.
     exists
         One bit per array. It is there.
     volume_exists
@@ -170,6 +173,7 @@ class ArrayTables(wiring.Component):
                 "fail": In(stream.Signature(config.port_bits)),
                 "drives": Out(DriveStates()),
                 "quiesce": Out(stream.Signature(reference(config))),
+                "parting": Out(MAX_DRIVES),
                 "exists": Out(config.arrays),
                 "volume_exists": Out(config.volumes),
                 "flush": Out(stream.Signature(MAX_DRIVES)),
@@ -489,7 +493,7 @@ class ArrayTables(wiring.Component):
 
         with m.State("COMPARE_DRIVE"):
             placed = self.placed_read.data
-            missing = away | (self._request.placed & placed.failed)
+            missing = away | (self._request.placed & (placed.failed | placed.stale))
             m.d.sync += at_port.eq(at_port + 1)
             m.next = "COUNT_DRIVES"
             with m.If(self._last_port):
@@ -608,8 +612,14 @@ class ArrayTables(wiring.Component):
                     health.joins.eq(1 << self._port),
                 ]
                 m.d.sync += position.eq(position + 1)
+                placed, port_bit = self.placed_read.data, 1 << self._port
                 unseen = self._gone.bit_select(self._place, 1)
-                m.d.comb += health.fails.eq(Mux(unseen, 1 << self._port, 0))
+                stale = self._request.placed & placed.stale & ~placed.failed
+                fails = (unseen & ~stale) | (self._request.placed & placed.failed)
+                m.d.comb += [
+                    health.fails.eq(Mux(fails, port_bit, 0)),
+                    health.renewed.eq(Mux(stale, port_bit, 0)),
+                ]
             with m.If(self._last_port):
                 m.next = "WRITE_ARRAY"
 
@@ -749,6 +759,8 @@ class ArrayTables(wiring.Component):
 
         with m.State("QUIESCE"):
             m.d.comb += self.quiesce.valid.eq(1)
+            with m.If((opcode == ManageOpcode.END_MIGRATION) & self._joined):
+                m.d.comb += self.parting.eq(1 << self._port)
             with m.If(self.quiesce.ready):
                 with m.Switch(opcode):
                     with m.Case(ManageOpcode.CREATE_VOLUME):
