@@ -223,12 +223,16 @@ def limitless(condition, one, other):
 @pytest.mark.parametrize(
     ("name", "bug"),
     [
-        ("cocotb_tests.array.tables_bench.ArrayTables", Trusts),
-        ("cocotb_tests.array.tables_bench.ArrayTables", InOrder),
-        ("hdl.array.tables.tables.Missing", ToleratesAll),
-        ("hdl.array.tables.tables.Mux", limitless),
+        pytest.param("cocotb_tests.array.tables_bench.ArrayTables", Trusts, id="trusts"),
+        *(
+            pytest.param(*bug, id=name, marks=pytest.mark.slow)
+            for name, bug in {
+                "in_order": ("cocotb_tests.array.tables_bench.ArrayTables", InOrder),
+                "tolerates_all": ("hdl.array.tables.tables.Missing", ToleratesAll),
+                "limitless": ("hdl.array.tables.tables.Mux", limitless),
+            }.items()
+        ),
     ],
-    ids=["trusts", "in_order", "tolerates_all", "limitless"],
 )
 def test_brought_up_planted_bugs_are_found(name, bug, monkeypatch):
     monkeypatch.setattr(name, bug)

@@ -240,7 +240,9 @@ class NeverTurns(NextStrip):
         return m
 
 
-@pytest.mark.parametrize("bug", [NeverRotates, NeverTurns])
+@pytest.mark.parametrize(
+    "bug", [NeverRotates, pytest.param(NeverTurns, marks=pytest.mark.slow)]
+)
 def test_planted_bugs_are_found(bug, monkeypatch):
     monkeypatch.setattr("hdl.array.mapping.mapper.NextStrip", bug)
     with pytest.raises(SimulationError, match="maps_like_the_reference"):

@@ -653,7 +653,13 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=[] if fault == "greedy" else [pytest.mark.slow])
+        for fault in FAULTS
+    ],
+)
 def test_faults_are_caught(fault, monkeypatch):
     testcase, owner, name, value = FAULTS[fault]
     monkeypatch.setattr(owner, name, value)
@@ -677,7 +683,10 @@ class CountsLines(Turnstile):
 
 @pytest.mark.parametrize(
     ("mutant", "testcase", "config"),
-    [(PopsAnother, "ends_between", CONFIG), (CountsLines, "counts_much", WIDE)],
+    [
+        (PopsAnother, "ends_between", CONFIG),
+        pytest.param(CountsLines, "counts_much", WIDE, marks=pytest.mark.slow),
+    ],
 )
 def test_faults_of_queues_are_caught(mutant, testcase, config):
     with pytest.raises(SimulationError):

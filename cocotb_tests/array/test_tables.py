@@ -442,7 +442,9 @@ class FlushesTheRebuilt(ArrayTables):
         return m
 
 
-@pytest.mark.parametrize("bug", [BelievesAll, FlushesTheRebuilt])
+@pytest.mark.parametrize(
+    "bug", [BelievesAll, pytest.param(FlushesTheRebuilt, marks=pytest.mark.slow)]
+)
 def test_drives_that_are_not_flushed_are_found(bug, monkeypatch):
     monkeypatch.setattr("cocotb_tests.array.tables_bench.ArrayTables", bug)
     with pytest.raises(SimulationError, match="all_live_drives_are_flushed"):

@@ -402,7 +402,16 @@ def test_an_epoch_over_too_soon_is_found(monkeypatch):
         )
 
 
-@pytest.mark.parametrize("bug", [ForgetsTheSecondMark, ClearsWhileDegraded, ForgetsRowsUnderWay])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        ForgetsTheSecondMark,
+        *(
+            pytest.param(bug, marks=pytest.mark.slow)
+            for bug in (ClearsWhileDegraded, ForgetsRowsUnderWay)
+        ),
+    ],
+)
 def test_planted_bugs_are_found(bug, monkeypatch):
     if issubclass(bug, Epochs):
         monkeypatch.setattr("hdl.background.intent.Epochs", bug)

@@ -217,9 +217,9 @@ class CountsAll(Pace):
     ("broken", "test"),
     [
         (ComparesNumbers, "keeps_to_its_rate"),
-        (WaitsForItsTime, "ends_with_silence"),
-        (KeepsItsRate, "takes_another_rate"),
-        (CountsAll, "a_hanging_drive_is_no_work"),
+        pytest.param(WaitsForItsTime, "ends_with_silence", marks=pytest.mark.slow),
+        pytest.param(KeepsItsRate, "takes_another_rate", marks=pytest.mark.slow),
+        pytest.param(CountsAll, "a_hanging_drive_is_no_work", marks=pytest.mark.slow),
     ],
 )
 def test_planted_bugs_are_caught(broken, test):

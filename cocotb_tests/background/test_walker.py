@@ -255,7 +255,13 @@ async def holds_and_keeps_its_rate(dut):
     await bench.at_rest()
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, marks=[] if config == "board" else [pytest.mark.slow])
+        for config in CONFIGS
+    ],
+)
 def test_walker(config):
     simulate(
         Walker(config=CONFIGS[config]),
@@ -294,7 +300,13 @@ class PassesRows(Walker):
         return m
 
 
-@pytest.mark.parametrize("bug", [EndsEveryRow, NeverTurns, PassesRows])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        EndsEveryRow,
+        *(pytest.param(bug, marks=pytest.mark.slow) for bug in (NeverTurns, PassesRows)),
+    ],
+)
 def test_planted_bugs_are_found(bug, monkeypatch):
     if issubclass(bug, RowOrder):
         monkeypatch.setattr("hdl.background.walker.RowOrder", bug)

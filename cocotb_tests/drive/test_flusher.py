@@ -302,8 +302,10 @@ class Trusting:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("flush_rounds", lambda _: 2), ("DriveStatus", Trusting)],
-    ids=["rounds", "status"],
+    [
+        pytest.param("flush_rounds", lambda _: 2, id="rounds"),
+        pytest.param("DriveStatus", Trusting, id="status", marks=pytest.mark.slow),
+    ],
 )
 def test_planted_bugs_are_found(name, value, monkeypatch):
     monkeypatch.setattr(f"hdl.drive.flusher.{name}", value)

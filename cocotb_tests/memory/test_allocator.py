@@ -219,7 +219,10 @@ def test_allocator(testcase):
     simulate(build(), name="allocator", module=__name__, testcase=testcase)
 
 
-@pytest.mark.parametrize("fault", ["double", "lost", "miscount"])
+@pytest.mark.parametrize(
+    "fault",
+    ["lost", *(pytest.param(fault, marks=pytest.mark.slow) for fault in ("double", "miscount"))],
+)
 def test_faults_are_caught(fault):
     with pytest.raises(SimulationError):
         simulate(

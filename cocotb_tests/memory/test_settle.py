@@ -82,7 +82,11 @@ def test_settle():
 
 
 @pytest.mark.parametrize(
-    ("silent", "message"), [(False, "cycles after it was written"), (True, "was not busy")]
+    ("silent", "message"),
+    [
+        (False, "cycles after it was written"),
+        pytest.param(True, "was not busy", marks=pytest.mark.slow),
+    ],
 )
 def test_planted_bugs_are_caught(silent, message):
     with pytest.raises(SimulationError, match=message):

@@ -160,7 +160,13 @@ def forgetful(condition, one, other):
     return other if condition.name == "held" else Mux(condition, one, other)
 
 
-@pytest.mark.parametrize("bug", [Loses, Prefers, Pauses, Swaps])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        Loses,
+        *(pytest.param(bug, marks=pytest.mark.slow) for bug in (Prefers, Pauses, Swaps)),
+    ],
+)
 def test_shared_write_planted_bugs_are_found(bug):
     with pytest.raises(SimulationError, match="every_beat_is_written_once"):
         simulate(bug(config=CONFIG), name=f"shared_write_{bug.__name__}", module=__name__)

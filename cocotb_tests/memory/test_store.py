@@ -346,7 +346,16 @@ def test_store(testcase, width):
     )
 
 
-@pytest.mark.parametrize("fault", ["mask", "address", "late", "starved", "lazy", "idle"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "mask",
+        *(
+            pytest.param(fault, marks=pytest.mark.slow)
+            for fault in ("address", "late", "starved", "lazy", "idle")
+        ),
+    ],
+)
 def test_faults_are_caught(fault):
     with pytest.raises(SimulationError):
         simulate(

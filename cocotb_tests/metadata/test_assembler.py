@@ -346,12 +346,17 @@ def test_assembler():
     "bug",
     [
         BelievesTheFirst,
-        BelievesTheLate,
-        LosesTheBorrow,
-        NeedsNoCopy,
-        StartsInDoubt,
-        TakesTheLastOfTwo,
-        WaitsForNobody,
+        *(
+            pytest.param(bug, marks=pytest.mark.slow)
+            for bug in (
+                BelievesTheLate,
+                LosesTheBorrow,
+                NeedsNoCopy,
+                StartsInDoubt,
+                TakesTheLastOfTwo,
+                WaitsForNobody,
+            )
+        ),
     ],
 )
 def test_assembler_planted_bugs_are_found(bug):

@@ -208,7 +208,16 @@ class Sleeps(Around):
         return m
 
 
-@pytest.mark.parametrize("bug", [Confuses, Prefers, Hurries, Mutilates, Sleeps])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        Confuses,
+        *(
+            pytest.param(bug, marks=pytest.mark.slow)
+            for bug in (Prefers, Hurries, Mutilates, Sleeps)
+        ),
+    ],
+)
 def test_change_turns_planted_bugs_are_found(bug):
     with pytest.raises(SimulationError, match="everybody_gets_a_turn"):
         simulate(bug(config=CONFIG), name=f"change_turns_{bug.__name__}", module=__name__)

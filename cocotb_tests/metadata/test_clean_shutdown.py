@@ -226,7 +226,16 @@ class Sleeps(CleanShutdown):
         return m
 
 
-@pytest.mark.parametrize("bug", [Believes, GoesOn, Stays, Hurries, WaitsForEver, Sleeps])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        Believes,
+        *(
+            pytest.param(bug, marks=pytest.mark.slow)
+            for bug in (GoesOn, Stays, Hurries, WaitsForEver, Sleeps)
+        ),
+    ],
+)
 def test_clean_shutdown_planted_bugs_are_found(bug):
     with pytest.raises(SimulationError, match="arrays_are_clean_after_a_shutdown"):
         simulate(bug(), name=f"clean_shutdown_{bug.__name__}", module=__name__)

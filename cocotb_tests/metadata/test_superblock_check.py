@@ -203,7 +203,16 @@ def test_a_hundred_thousand_pages():
     run(SuperblockCheck(), "superblock_check_long", pages=100_000, timeout=3600)
 
 
-@pytest.mark.parametrize("bug", [BelievesTheSum, ForgetsNothing, LooksAtNobodysRole])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        BelievesTheSum,
+        *(
+            pytest.param(bug, marks=pytest.mark.slow)
+            for bug in (ForgetsNothing, LooksAtNobodysRole)
+        ),
+    ],
+)
 def test_superblock_check_planted_bugs_are_found(bug):
     with pytest.raises(SimulationError, match="failed: finds_what_md_finds"):
         run(bug(), f"superblock_check_{bug.__name__}", pages=100)

@@ -195,7 +195,9 @@ def test_superblock_writer_for_long():
     run(WriterRoom(config=SIZES), "superblock_writer_long", arrays=400)
 
 
-@pytest.mark.parametrize("bug", [ForgetsTheFailed, SumsTheOld])
+@pytest.mark.parametrize(
+    "bug", [ForgetsTheFailed, pytest.param(SumsTheOld, marks=pytest.mark.slow)]
+)
 def test_superblock_writer_planted_bugs_are_found(bug):
     room = WriterRoom(config=SIZES, writer=bug)
     with pytest.raises(SimulationError, match="failed: writes_what_md_reads"):

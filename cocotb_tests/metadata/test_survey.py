@@ -109,7 +109,9 @@ def test_survey():
     simulate(SurveyRoom(config=SIZES), name="survey", module=__name__)
 
 
-@pytest.mark.parametrize("bug", [BelievesTheGone, NeverForgets])
+@pytest.mark.parametrize(
+    "bug", [pytest.param(BelievesTheGone, marks=pytest.mark.slow), NeverForgets]
+)
 def test_survey_planted_bugs_are_found(bug):
     room = SurveyRoom(config=SIZES, survey=bug)
     with pytest.raises(SimulationError, match="failed: finds_what_is_there"):

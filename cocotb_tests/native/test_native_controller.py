@@ -443,7 +443,10 @@ def test_medium_error_without_redundancy():
         pytest.param(Level.RAID10, 6, (0, 3), id="RAID10"),
     ],
 )
-@pytest.mark.parametrize("delay_ns", [2_000, pytest.param(30_000, marks=pytest.mark.slow), 150_000])
+@pytest.mark.parametrize(
+    "delay_ns",
+    [2_000, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (30_000, 150_000))],
+)
 def test_pulled_drives(level, drives, pulled, delay_ns):
     """Drives that go away under load: every command completes well, and no data is lost."""
     with Card([FAST] * PORTS, seed=SEED + delay_ns) as card:
@@ -471,7 +474,14 @@ def test_pulled_drives(level, drives, pulled, delay_ns):
         card.finish(card.run(main()))
 
 
-@pytest.mark.parametrize("rotation", [LEFT_ASYMMETRIC, DDF_ZERO_RESTART, DDF_N_CONTINUE])
+@pytest.mark.parametrize(
+    "rotation",
+    [
+        pytest.param(LEFT_ASYMMETRIC, marks=pytest.mark.slow),
+        pytest.param(DDF_ZERO_RESTART, marks=pytest.mark.slow),
+        DDF_N_CONTINUE,
+    ],
+)
 def test_rotations_survive_pulled_drives(rotation):
     """Two drives of a RAID 6 go away under load, whichever roles they have in a row."""
     pulled = (1, 4)

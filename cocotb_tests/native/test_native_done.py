@@ -166,7 +166,7 @@ def test_a_check_finds_what_is_stored():
 
 
 @pytest.mark.parametrize("kind", [WalkKind.REPAIR, WalkKind.RESYNC], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("lost", [2, 3, 4])
+@pytest.mark.parametrize("lost", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_a_job_fails_with_its_array(kind, lost):
     """Drives lose their power before they have stored what it has written."""
     slow = FORGETFUL.changed(latency_ps=150 * MICROSECOND)

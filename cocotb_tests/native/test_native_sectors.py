@@ -22,7 +22,7 @@ LEVELS = [
     pytest.param(Level.RAID0, 4, 0, {}, id="RAID0", marks=pytest.mark.slow),
     pytest.param(Level.RAID1, 3, 2, {}, id="RAID1"),
     pytest.param(Level.RAID10, 5, 1, {}, id="RAID1E"),
-    pytest.param(Level.RAID5, 5, 1, {}, id="RAID5"),
+    pytest.param(Level.RAID5, 5, 1, {}, id="RAID5", marks=pytest.mark.slow),
     pytest.param(Level.RAID6, 8, 2, {}, id="RAID6"),
     pytest.param(Level.RAID5, 8, 1, {"spans": 2}, id="RAID50", marks=pytest.mark.slow),
 ]

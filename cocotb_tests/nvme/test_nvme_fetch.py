@@ -200,7 +200,7 @@ async def admin_waits_for_no_data_path(dut):
     await host.settle()
 
 
-@pytest.mark.parametrize("data_width", [64, 256])
+@pytest.mark.parametrize("data_width", [pytest.param(64, marks=pytest.mark.slow), 256])
 def test_nvme_fetch(data_width):
     run_front_end(__name__, data_width=data_width)
 

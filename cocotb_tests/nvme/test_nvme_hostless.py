@@ -195,7 +195,7 @@ async def a_reset_ends_long_commands(dut):
     await host.settle()
 
 
-@pytest.mark.parametrize("data_width", [64, 256])
+@pytest.mark.parametrize("data_width", [pytest.param(64, marks=pytest.mark.slow), 256])
 def test_nvme_hostless(data_width):
     run_front_end(__name__, data_width=data_width)
 

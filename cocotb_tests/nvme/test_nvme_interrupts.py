@@ -202,8 +202,8 @@ class PrefersTheFirst(Interrupts):
     ("bug", "testcase", "message"),
     [
         (KeepsPendingBits, "none_is_lost", "leaves pending bits"),
-        (LosesWhatIsDropped, "none_is_lost", "are owed"),
-        (PrefersTheFirst, "all_take_turns", "not in turn"),
+        pytest.param(LosesWhatIsDropped, "none_is_lost", "are owed", marks=pytest.mark.slow),
+        pytest.param(PrefersTheFirst, "all_take_turns", "not in turn", marks=pytest.mark.slow),
     ],
 )
 def test_planted_bugs_are_found(bug, testcase, message):

@@ -453,7 +453,9 @@ def test_first_piece_for_any_is_caught(module, monkeypatch):
         _simulate(512, 2, "passes_are_exact", name=name, PIECES="mixed")
 
 
-@pytest.mark.parametrize(("width", "parities"), [(256, 2), (512, 4)])
+@pytest.mark.parametrize(
+    ("width", "parities"), [(256, 2), pytest.param(512, 4, marks=pytest.mark.slow)]
+)
 def test_narrow_passes_wait_only_for_their_drain(width, parities):
     _simulate(width, parities, "narrow_passes_wait_only_for_their_drain")
 

@@ -585,7 +585,10 @@ def test_registers():
     run("registers")
 
 
-@pytest.mark.parametrize(("mps", "mrrs", "rcb"), [(256, 512, 64), (128, 128, 64), (512, 4096, 128)])
+@pytest.mark.parametrize(
+    ("mps", "mrrs", "rcb"),
+    [(256, 512, 64), pytest.param(128, 128, 64, marks=pytest.mark.slow), (512, 4096, 128)],
+)
 def test_copies(mps, mrrs, rcb):
     run("copies", mps=mps, mrrs=mrrs, rcb=rcb)
 
@@ -596,7 +599,7 @@ def test_copies(mps, mrrs, rcb):
         (256, 256, "ultrascale"),
         (256, 128, "ultrascale"),
         pytest.param(512, 1024, "ultrascale", marks=pytest.mark.slow),
-        (64, 1024, "ultrascale"),
+        pytest.param(64, 1024, "ultrascale", marks=pytest.mark.slow),
         pytest.param(64, 128, "ultrascale", marks=pytest.mark.slow),
         pytest.param(128, 512, "ultrascale", marks=pytest.mark.slow),
         pytest.param(256, 1024, "ultrascale", marks=pytest.mark.slow),
@@ -619,7 +622,10 @@ def test_unstraddled(width):
     run(["copies", "read_faults"], width=width, straddle=False, blocks=6)
 
 
-@pytest.mark.parametrize(("width", "straddle"), [(256, True), (512, True), (256, False)])
+@pytest.mark.parametrize(
+    ("width", "straddle"),
+    [pytest.param(256, True, marks=pytest.mark.slow), (512, True), (256, False)],
+)
 def test_short_completions(width, straddle):
     run("short_completions", width=width, straddle=straddle)
 
@@ -666,7 +672,7 @@ def test_stalled_requests(shim):
     run("stalled_requests", width=SHIM_WIDTH[shim], shim=shim)
 
 
-@pytest.mark.parametrize("shim", ["ultrascale", "series7"])
+@pytest.mark.parametrize("shim", [pytest.param("ultrascale", marks=pytest.mark.slow), "series7"])
 def test_register_latency(shim):
     run("register_latency", width=SHIM_WIDTH[shim], shim=shim)
 
@@ -848,7 +854,7 @@ class Starves(Series7Shim):
     [
         pytest.param(ShortReads, "copies", marks=pytest.mark.slow),
         pytest.param(ShortWrites, "copies", marks=pytest.mark.slow),
-        (Starves, "register_latency"),
+        pytest.param(Starves, "register_latency", marks=pytest.mark.slow),
     ],
 )
 def test_series7_planted_bugs_are_found(monkeypatch, mutant, testcase):
@@ -860,7 +866,7 @@ def test_series7_planted_bugs_are_found(monkeypatch, mutant, testcase):
 @pytest.mark.parametrize(
     ("component", "testcase"),
     [
-        pytest.param(IgnoresBusMaster, "bus_master_withdrawn", marks=pytest.mark.slow),
+        (IgnoresBusMaster, "bus_master_withdrawn"),
         pytest.param(WithholdsNothing, "messages_withheld", marks=pytest.mark.slow),
         pytest.param(KeepsRequests, "discarded", marks=pytest.mark.slow),
     ],

@@ -417,7 +417,7 @@ def test_sequence_numbers():
     )
 
 
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("width", [64, pytest.param(128, marks=pytest.mark.slow)])
 def test_order_series7(width):
     tests = [
         "reads_push_writes",

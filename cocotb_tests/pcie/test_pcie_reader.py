@@ -384,23 +384,35 @@ def run(
 
 @pytest.mark.parametrize(
     ("width", "active", "mrrs", "rcb"),
-    [(256, "0.6", 2, 64), (256, "1.0", 0, 64), (256, "0.8", 5, 128), (64, "0.7", 2, 64)],
+    [
+        (256, "0.6", 2, 64),
+        pytest.param(256, "1.0", 0, 64, marks=pytest.mark.slow),
+        (256, "0.8", 5, 128),
+        (64, "0.7", 2, 64),
+    ],
 )
 def test_random_reads(width, active, mrrs, rcb):
     run("random_reads", width=width, active=active, mrrs=mrrs, rcb=rcb)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_faulty_completions(seed):
     run("faulty_completions", seed=seed)
 
 
-@pytest.mark.parametrize("active", ["1.0", "0.8"])
+@pytest.mark.parametrize("active", [pytest.param("1.0", marks=pytest.mark.slow), "0.8"])
 def test_many_faulty_completions(active):
     run("many_faulty_completions", active=active)
 
 
-@pytest.mark.parametrize(("tags", "active"), [(2, "1.0"), (4, "0.8"), (16, "1.0")])
+@pytest.mark.parametrize(
+    ("tags", "active"),
+    [
+        (2, "1.0"),
+        pytest.param(4, "0.8", marks=pytest.mark.slow),
+        pytest.param(16, "1.0", marks=pytest.mark.slow),
+    ],
+)
 def test_repeated_completions(tags, active):
     run("repeated_completions", tags=tags, active=active)
 
@@ -420,13 +432,19 @@ def test_held_requests():
 
 @pytest.mark.parametrize(
     ("rcb", "headers", "space"),
-    [(64, 128, 32768), (128, 128, 32768), (64, 128, 4096), (128, 128, 8192), (64, 36, 7376)],
+    [
+        (64, 128, 32768),
+        (128, 128, 32768),
+        pytest.param(64, 128, 4096, marks=pytest.mark.slow),
+        pytest.param(128, 128, 8192, marks=pytest.mark.slow),
+        (64, 36, 7376),
+    ],
 )
 def test_space_reserved(rcb, headers, space):
     run("space_reserved", rcb=rcb, headers=headers, space=space)
 
 
-@pytest.mark.parametrize("space", [2048, 8192])
+@pytest.mark.parametrize("space", [2048, pytest.param(8192, marks=pytest.mark.slow)])
 def test_boundary_changes(space):
     run("boundary_changes", headers=36, space=space)
 

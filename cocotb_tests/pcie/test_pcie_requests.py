@@ -197,8 +197,10 @@ async def requests(dut):
 @pytest.mark.parametrize(
     ("shim", "width"),
     [
-        *(("ultrascale", width) for width in (64, 128, 256, 512)),
-        *(("series7", width) for width in (64, 128)),
+        *(("ultrascale", width) for width in (64, 256, 512)),
+        pytest.param("ultrascale", 128, marks=pytest.mark.slow),
+        pytest.param("series7", 64, marks=pytest.mark.slow),
+        ("series7", 128),
     ],
 )
 def test_requests(shim, width):

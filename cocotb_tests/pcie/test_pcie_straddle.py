@@ -262,8 +262,18 @@ def run(
     )
 
 
-@pytest.mark.parametrize("active", ["1/1", "1/0.5", "0.6/0.9"])
-@pytest.mark.parametrize(("width", "segments"), [(256, 2), (512, 4), (512, 2)])
+OFTEN = (256, 2, "0.6/0.9"), (512, 4, "1/1"), (512, 2, "1/0.5")
+"""Each kind of stream, and each pace, once."""
+
+
+@pytest.mark.parametrize(
+    ("width", "segments", "active"),
+    [
+        pytest.param(*kind, active, marks=() if (*kind, active) in OFTEN else pytest.mark.slow)
+        for kind in ((256, 2), (512, 4), (512, 2))
+        for active in ("1/1", "1/0.5", "0.6/0.9")
+    ],
+)
 def test_any_completions(width, segments, active):
     run("any_completions", width=width, segments=segments, active=active)
 

@@ -294,7 +294,13 @@ def run(testcase, *, width=256, active="1.0", mps=1, offset=0, component=None, s
 
 @pytest.mark.parametrize(
     ("width", "active", "mps"),
-    [(256, "0.6", 1), (256, "1.0", 0), (256, "0.8", 3), (256, "1.0", 5), (64, "0.7", 1)],
+    [
+        (256, "0.6", 1),
+        (256, "1.0", 0),
+        pytest.param(256, "0.8", 3, marks=pytest.mark.slow),
+        (256, "1.0", 5),
+        (64, "0.7", 1),
+    ],
 )
 def test_random_writes(width, active, mps):
     run("random_writes", width=width, active=active, mps=mps)

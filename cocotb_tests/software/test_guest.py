@@ -219,7 +219,9 @@ def test_function_reset():
         move(guest, SEED)
 
 
-@pytest.mark.parametrize("code", [0, 1], ids=["128", "256"])
+@pytest.mark.parametrize(
+    "code", [pytest.param(0, id="128", marks=pytest.mark.slow), pytest.param(1, id="256")]
+)
 def test_sizes_are_the_guest_s(code):
     """Card and link keep to the sizes and tags that the guest sets, and no others."""
     control = INITIAL_CONTROL | code << 5 | code << 8

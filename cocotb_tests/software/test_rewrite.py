@@ -148,8 +148,10 @@ def test_a_case_that_is_needed(tmp_path, pattern):
     "block",
     [
         "allocator",
-        "dispatch",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("tracker", "sequencer")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("dispatch", "tracker", "sequencer")
+        ),
     ],
 )
 def test_blocks(tmp_path, block):

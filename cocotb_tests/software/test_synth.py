@@ -147,6 +147,7 @@ def test_collisions(table, undefined):
     assert (f"{WIDTH}'hxxxxxxxxx" in to_verilog(table).text) == undefined
 
 
+@pytest.mark.slow
 def test_block_rams():
     """Every memory that synthesis shall make of block RAM is there, and is a FIFO's."""
     modules = re.findall(r"^module \\top\.(\S+)$", to_rtlil(BLOCKS[WHOLE](small())), re.MULTILINE)
@@ -212,6 +213,7 @@ def test_router_that_is_given_up_ends(monkeypatch):
     assert result.faults == ["not placed and routed: ERROR: nothing moves"]
 
 
+@pytest.mark.slow
 def test_memory_of_registers():
     assert synthesise("registers", Table(depth=16, writers=2)).faults == [
         f"memory table of {16 * WIDTH} bits is made of flip-flops"

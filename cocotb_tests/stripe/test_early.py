@@ -329,7 +329,7 @@ def test_seats_that_are_not_shared_are_found():
         share_seats(FirstComeFirstSeated)
 
 
-@pytest.mark.parametrize("active", [1.0, 0.4])
+@pytest.mark.parametrize("active", [pytest.param(1.0, marks=pytest.mark.slow), 0.4])
 def test_early(active):
     work_out(active)
 

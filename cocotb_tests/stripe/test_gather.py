@@ -474,7 +474,17 @@ def gather(component, *, array: str, seed: int, testcase) -> None:
     )
 
 
-@pytest.mark.parametrize("array", ARRAYS)
+LESS_OFTEN = ("raid5", "raid6")
+"""Arrays of the long suite only."""
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(array, marks=[pytest.mark.slow] if array in LESS_OFTEN else [])
+        for array in ARRAYS
+    ],
+)
 def test_gather(array):
     gather(Gather, array=array, seed=1, testcase=WORK)
 

@@ -202,13 +202,14 @@ MUTANTS = {
 
 sequence = partial(run_rows, module=__name__)
 
-SLOW = ("raid5_wide", "raid6_ddf_continue", "raid50", "raid6_wide")
+FEW = ("raid5", "triple")
+"""Arrays of the default suite."""
 
 
 @pytest.mark.parametrize(
     "array",
     [
-        pytest.param(array, marks=[pytest.mark.slow] if array in SLOW else [])
+        pytest.param(array, marks=[] if array in FEW else [pytest.mark.slow])
         for array, model in ARRAYS.items()
         if model.parities
     ],

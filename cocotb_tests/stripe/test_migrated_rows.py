@@ -689,7 +689,7 @@ REFUSED = (
 @pytest.mark.parametrize(
     "array",
     [
-        pytest.param(array, marks=[] if array in ("raid0", "raid1", "raid5") else pytest.mark.slow)
+        pytest.param(array, marks=[] if array in ("raid0", "raid5") else pytest.mark.slow)
         for array in MIGRATED
     ],
 )

@@ -202,7 +202,13 @@ def decide(component, *, array: str, testcase) -> None:
     )
 
 
-@pytest.mark.parametrize("array", ARRAYS)
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(array, marks=[pytest.mark.slow] if array == "raid5" else [])
+        for array in ARRAYS
+    ],
+)
 def test_read_streams(array):
     decide(ReadStreams, array=array, testcase=WORK)
 

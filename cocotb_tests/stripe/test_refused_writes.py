@@ -689,7 +689,7 @@ WORK = (
 )
 
 CASES = ("raid1", "raid10", "raid1e", "raid5", "raid50", "raid6", "raid6_ddf_continue", "triple")
-LESS_OFTEN = ("raid5", "raid50", "raid6_ddf_continue", "triple")
+LESS_OFTEN = ("raid10", "raid5", "raid50", "raid6_ddf_continue", "triple")
 """Arrays of the long suite only."""
 
 refuse = partial(run_rows, module=__name__)

@@ -140,7 +140,9 @@ class AsksForTheLast(RowFlushes):
         return m
 
 
-@pytest.mark.parametrize("broken", [TakesAlways, AsksForTheLast])
+@pytest.mark.parametrize(
+    "broken", [TakesAlways, pytest.param(AsksForTheLast, marks=pytest.mark.slow)]
+)
 def test_planted_bugs_are_found(broken):
     with pytest.raises(SimulationError, match="failed: every_row_is_told"):
         simulate(broken(config=CONFIG), name=f"row_flushes_{broken.__name__}", module=__name__)

@@ -812,14 +812,25 @@ def test_rows(array):
     sequence(Sequencer, array=array, testcase=work)
 
 
-@pytest.mark.parametrize("array", ["raid5_wide", "raid6_wide"])
+@pytest.mark.parametrize(
+    "array", ["raid5_wide", pytest.param("raid6_wide", marks=pytest.mark.slow)]
+)
 def test_rows_wide_enough_to_be_updated(array):
     sequence(
         Sequencer, array=array, testcase=(ALL_READABLE, NOT_IN_SYNC, IN_DOUBT, BY_PHASE, STORES)
     )
 
 
-@pytest.mark.parametrize("array", ["raid5", "raid5_wide", "raid6_wide", "raid10"])
+@pytest.mark.parametrize(
+    "array",
+    [
+        "raid5",
+        *(
+            pytest.param(array, marks=pytest.mark.slow)
+            for array in ("raid5_wide", "raid6_wide", "raid10")
+        ),
+    ],
+)
 def test_rate(array):
     sequence(Sequencer, array=array, testcase="reports_cycles_per_row", active=1.0)
 
@@ -846,12 +857,13 @@ def test_rows_without_flushes_are_caught(mutant, monkeypatch):
         sequence(Sequencer, array="raid6", testcase=STORES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "testcase"),
     [
         (IgnoresTheSyncBoundary, NOT_IN_SYNC),
-        pytest.param(OtherArraysBoundary, NOT_IN_SYNC, marks=pytest.mark.slow),
-        pytest.param(IgnoresDoubts, IN_DOUBT, marks=pytest.mark.slow),
+        (OtherArraysBoundary, NOT_IN_SYNC),
+        (IgnoresDoubts, IN_DOUBT),
     ],
 )
 def test_planted_bug_of_wide_rows_is_caught(mutant, testcase):

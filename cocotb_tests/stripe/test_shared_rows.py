@@ -186,7 +186,17 @@ def run(testcase: str, kind: type[Sequencer] = Sequencer) -> None:
     )
 
 
-@pytest.mark.parametrize("testcase", TESTS)
+LESS_OFTEN = ("counts_operations_of_walks",)
+"""Of the long suite only: operations of copies are counted in every run."""
+
+
+@pytest.mark.parametrize(
+    "testcase",
+    [
+        pytest.param(testcase, marks=[pytest.mark.slow] if testcase in LESS_OFTEN else [])
+        for testcase in TESTS
+    ],
+)
 def test_shared_rows(testcase):
     run(testcase)
 

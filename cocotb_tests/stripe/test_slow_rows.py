@@ -275,14 +275,10 @@ MUTANTS = {
 
 slow_rows = partial(run_rows, module=__name__)
 
-FEW = ("raid5", "raid6")
-"""Arrays of the default suite."""
-
-
 @pytest.mark.parametrize(
     "array",
     [
-        pytest.param(array, marks=[] if array in FEW else [pytest.mark.slow])
+        pytest.param(array, marks=[] if array == "raid6" else [pytest.mark.slow])
         for array, model in ARRAYS.items()
         if model.parities
     ],

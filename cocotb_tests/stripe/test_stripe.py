@@ -70,7 +70,17 @@ async def walks_rows_that_the_host_writes(dut):
     assert bench.walked[WalkResult.GOOD] == 40 - bench.rewritten
 
 
-@pytest.mark.parametrize("array", ARRAYS)
+LESS_OFTEN = ("raid5", "raid6")
+"""Arrays of the long suite only."""
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(array, marks=[pytest.mark.slow] if array in LESS_OFTEN else [])
+        for array in ARRAYS
+    ],
+)
 def test_stripe(array):
     simulate(
         converted(Stripe, config=CONFIG),

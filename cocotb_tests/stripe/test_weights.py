@@ -93,7 +93,13 @@ def weighs(component, config: str) -> None:
     )
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, marks=[pytest.mark.slow] if config == "wide" else [])
+        for config in CONFIGS
+    ],
+)
 def test_weights(config):
     weighs(Weights, config)
 
@@ -118,7 +124,9 @@ class NeverSwaps(Weights):
         return m
 
 
-@pytest.mark.parametrize("bug", [NeverCrosses, NeverSwaps])
+@pytest.mark.parametrize(
+    "bug", [pytest.param(NeverCrosses, marks=pytest.mark.slow), NeverSwaps]
+)
 def test_planted_bugs_are_found(bug):
     with pytest.raises(SimulationError, match="names_roles_as_the_layouts_weigh_them"):
         weighs(bug, "board")
