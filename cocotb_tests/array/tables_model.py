@@ -63,9 +63,9 @@ class Model:
         self.identity = [0] * MAX_DRIVES
         self.known = [0] * MAX_DRIVES
         """Identities of the drives as they became members."""
-        self.placed = [(0, 0)] * MAX_DRIVES
+        self.placed = [(0, 0, 0)] * MAX_DRIVES
         """Of an array that is brought up: the position of the drive at each port, and if it is
-        failed."""
+        failed, or stale."""
 
     @property
     def used(self) -> int:
@@ -99,12 +99,13 @@ class Model:
         placed, degraded = request.get("placed", 0), request.get("degraded", 0)
         known = (1 << (MAX_DRIVES if placed else self.config.ports)) - 1
         empty = ~self.present & known if degraded else 0
-        broken = 0
+        broken = stale = 0
         if placed:
             members.sort(key=lambda port: self.placed[port][0])
             broken = sum(1 << port for port in members if self.placed[port][1])
+            stale = sum(1 << port for port in members if self.placed[port][2]) & ~broken
         taken = self.used | self.reserved | (~self.present & ~empty)
-        taken |= 0 if degraded else broken
+        taken |= 0 if degraded else broken | stale
         if any(taken >> port & 1 for port in members):
             return ManageStatus.DRIVE_UNAVAILABLE, None
         missing = empty | broken
@@ -122,7 +123,7 @@ class Model:
             return ManageStatus.INVALID_FIELD, None
         if layout.parities > self.config.parities:
             return ManageStatus.INVALID_FIELD, None
-        away = {place for place, port in enumerate(members) if missing >> port & 1}
+        away = {place for place, port in enumerate(members) if (missing | stale) >> port & 1}
         if away and not tolerates(layout, away):
             return ManageStatus.DRIVE_UNAVAILABLE, None
         there = [port for port in members if not missing >> port & 1]
@@ -142,6 +143,7 @@ class Model:
         self.lost |= broken
         self.broken |= broken & self.present
         self.stale &= ~sum(1 << port for port in members)
+        self.stale |= stale & self.present
         return ManageStatus.DONE, number
 
     def migrate(self, request: dict) -> tuple[ManageStatus, int | None]:

@@ -26,7 +26,15 @@ CHANGES = 2000
 TOLERANT = (Level.RAID1, Level.RAID10, Level.RAID6, Level.RAIDTP)
 LEAST = {Level.RAID5: 3, Level.RAID6: 4, Level.RAIDTP: 5}
 """Drives of a span, where two are too few."""
-CASES = ("failed there", "away", "no such port", "few blocks", "turned round", "small stranger")
+CASES = (
+    "failed there",
+    "stale",
+    "away",
+    "no such port",
+    "few blocks",
+    "turned round",
+    "small stranger",
+)
 """What arrays that are brought up may have, each of which must have been seen."""
 
 
@@ -41,16 +49,17 @@ class BringUps(Bench):
         TableServer(dut, "placed_read", self._placed)
 
     def _placed(self, port: int) -> int:
-        position, failed = self.model.placed[port]
-        return pack(placed_member(self.config), position=position, failed=failed)
+        position, failed, stale = self.model.placed[port]
+        return pack(placed_member(self.config), position=position, failed=failed, stale=stale)
 
-    def _places(self, ports: list[int], failed: set[int]) -> None:
+    def _places(self, ports: list[int], failed: set[int], stale: set[int]) -> None:
         """Each port has a position. What is said of others means nothing."""
         generator, placed = self.generator, self.model.placed
         for port in range(MAX_DRIVES):
-            placed[port] = generator.randrange(MAX_DRIVES), generator.getrandbits(1)
+            bits = generator.getrandbits(1), generator.getrandbits(1)
+            placed[port] = generator.randrange(MAX_DRIVES), *bits
         for position, port in enumerate(ports):
-            placed[port] = position, int(port in failed)
+            placed[port] = position, int(port in failed), int(port in stale)
 
     def _shape(self, level: Level) -> dict[str, int]:
         generator = self.generator
@@ -80,11 +89,14 @@ class BringUps(Bench):
         if generator.random() < 0.5:
             live.sort(key=lambda port: model.capacity[port])
         failed = set(live[: max(0, missing - len(lost))])
+        stale = {port for port in failed if generator.random() < 0.5}
+        failed -= stale
         # Of who is not there it may or may not be said that it is failed.
         said = failed | {port for port in lost if generator.random() < 0.5}
         ports = live + lost
         generator.shuffle(ports)
-        self._places(ports, said)
+        # A drive that is failed may have been stale.
+        self._places(ports, said, stale | {p for p in said if generator.random() < 0.3})
         least = min([model.capacity[port] for port in live if port not in failed], default=0)
         limits = (least, least + 1, least - 1, 0, DATA_OFFSET_BLOCKS, 5000, (1 << 40) - 1)
         blocks = max(0, generator.choice((*limits, *limits[-2:], generator.randrange(100_000))))
@@ -98,20 +110,21 @@ class BringUps(Bench):
         if status == ManageStatus.DONE:
             small = min([model.capacity[port] for port in failed], default=1 << 40)
             self.made["failed there"] += bool(failed)
+            self.made["stale"] += bool(stale)
             self.made["away"] += bool(set(lost) & set(away))
             self.made["no such port"] += bool(set(lost) & set(nowhere))
             self.made["few blocks"] += blocks < least
             self.made["turned round"] += ports != sorted(ports)
             self.made["small stranger"] += small < min(blocks, least)
         if status == ManageStatus.DRIVE_UNAVAILABLE:
-            missed = bool(failed or lost)
+            missed = bool(failed or lost or stale)
             self.refused["not degraded"] += missed and not request["degraded"]
             self.refused["too many"] += missed and request["degraded"]
 
     async def create(self) -> None:
         """An array of the host, of which nothing is said to be placed."""
         model, generator = self.model, self.generator
-        self._places([], set())
+        self._places([], set(), set())
         free = [
             port
             for port in range(self.config.ports)

@@ -30,14 +30,15 @@ class Bench:
         self.random = random.Random(environ["SEED"])
         self.outcomes: Counter[tuple[bool, ...]] = Counter()
         """Shutdowns: the host went on, it still does, all is stored, clean before, and after."""
-        self.clean = False
-        """All has been stored, and the host has not gone on."""
+        self.clean = True
+        """Nothing has happened yet. Then: all has been stored, and the host has not gone on."""
         self.went_on = False
         """The host has gone on since the flush began, so something may have been written."""
         self.fell = 0
         """Times that something was lost as soon as all had been stored."""
         for name in ("asked__watches", "asked__flush", "request__flushed", "request__stored"):
             getattr(dut, name).value = 0
+        dut.stored.value = 0
         dut.wanted.value = 0
         dut.rests.value = 1
 
@@ -68,10 +69,10 @@ class Bench:
                 bool(sample(one)) for one in (dut.asked__flush, dut.wanted, dut.rests)
             )
             answered = bool(sample(dut.request__flushed))
-            stored = bool(sample(dut.request__stored))
+            stored = bool(sample(dut.stored))
             assert sample(dut.request__flush) == flush
             assert sample(dut.request__watches) == sample(dut.asked__watches)
-            assert bool(sample(dut.asked__stored)) == stored
+            assert sample(dut.asked__stored) == sample(dut.request__stored)
             assert bool(sample(dut.clean)) == self.clean, f"clean is not {self.clean}"
             becomes = answered and stored and not wanted and not self.went_on
             told = bool(sample(dut.asked__flushed))
@@ -92,17 +93,18 @@ class Bench:
         """The drives are flushed. Until that ends ``stored`` has no meaning."""
         dut, chance = self.dut, self.random
         for _ in range(chance.choice((0, 1, 10, chance.randrange(60)))):
+            dut.stored.value = chance.getrandbits(1)
             dut.request__stored.value = chance.getrandbits(1)
             await RisingEdge(dut.clk)
         stored = chance.random() < 0.7
-        dut.request__stored.value = int(stored)
+        dut.stored.value = int(stored)
         dut.request__flushed.value = 1
         # What an array loses from now on counts as well.
         if stored and chance.random() < 0.2:
             await cycles_pass(dut.clk, chance.randint(1, 6))
             if sample(dut.asked__flush) and not sample(dut.asked__flushed):
                 self.fell += 1
-                dut.request__stored.value = 0
+                dut.stored.value = 0
 
     async def works(self, cycles: int) -> None:
         """The host wants the controller to work, for so long."""
@@ -128,7 +130,7 @@ class Bench:
             dut.wanted.value = int(wanted)
         else:
             raise AssertionError("a shutdown has no end")
-        stored = bool(sample(dut.request__stored))
+        stored = bool(sample(dut.stored))
         answering.cancel()
         dut.asked__flush.value = dut.asked__watches.value = dut.request__flushed.value = 0
         await RisingEdge(dut.clk)
@@ -181,7 +183,7 @@ class GoesOn(CleanShutdown):
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
         flushed = self.request.flush & self.request.flushed
-        with m.If(flushed & self.request.stored & ~self.wanted):
+        with m.If(flushed & self.stored & ~self.wanted):
             m.d.sync += self.clean.eq(1)
         return m
 
@@ -211,7 +213,7 @@ class WaitsForEver(CleanShutdown):
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        with m.If(~self.request.stored):
+        with m.If(~self.stored):
             m.d.comb += self.asked.flushed.eq(0)
         return m
 

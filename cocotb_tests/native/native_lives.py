@@ -76,6 +76,9 @@ FEW = {
     "write": 12,
     "pull": 0.4,
     "cut at once": 0.6,
+    "restart": 0.2,
+    "spare": 0.4,
+    "move": 0.2,
     "replace": 0.4,
     "shutdown": 0.3,
     "delete": 0.1,
@@ -90,9 +93,11 @@ class Known:
     ``stored`` is the number that each block holds for sure, and ``begun`` are those that it may
     hold instead. ``lost`` are the roles of drives that were pulled. ``missed`` are those of them
     that do not have a write which the host knows to be stored, and ``healing`` those that may have
-    been rebuilt since. ``clean``: the last life ended
-    with a shutdown, and all rows were in sync. ``created``: the host knows that it is there.
-    ``deleted``: the host has asked for its end. ``erased``: the host knows that it is gone.
+    been rebuilt since. ``others`` are ports whose drives may have become members.
+
+    ``clean``: the last life ended with a shutdown, and all rows were in sync. ``created``: the host
+    knows that it is there. ``deleted``: the host has asked for its end. ``erased``: the host knows
+    that it is gone.
     """
 
     level: Level
@@ -105,6 +110,7 @@ class Known:
     lost: set[int] = field(default_factory=set)
     missed: set[int] = field(default_factory=set)
     healing: set[int] = field(default_factory=set)
+    others: set[int] = field(default_factory=set)
     clean: bool = False
     created: bool = False
     deleted: bool = False
@@ -209,6 +215,10 @@ class Lives:
             # A loss that was not written down before power went has cost nothing.
             assert array.missed <= gone <= array.lost, f"{array} is {one}"
             array.lost, array.missed, array.healing = set(gone), set(gone), set()
+            for role, member in enumerate(one.members):
+                if member.port < CONFIG.ports:
+                    array.ports[role] = member.port
+            array.others.clear()
             array.number, array.blocks = one.number, one.blocks
             array.created, array.deleted = True, False
             array.namespace = await raid.create_volume(card.nvme, one.number)
@@ -225,7 +235,7 @@ class Lives:
         """Whether an array that the card has is this one: no drive is any other's."""
         ports = [member.port for member in one.members]
         here = {port for port in ports if port < CONFIG.ports}
-        return bool(here) and here <= set(array.ports) and one.level == array.level
+        return bool(here) and here <= {*array.ports, *array.others} and one.level == array.level
 
     def _miss(self, array: Known) -> None:
         """The array is not there, which must have a reason."""
@@ -272,8 +282,7 @@ class Lives:
         """Makes arrays while there are free drives."""
         choose = self.random
         while len(self.arrays) < CONFIG.arrays:
-            used = {port for array in self.arrays for port in array.ports}
-            free = [port for port in range(CONFIG.ports) if port not in used]
+            free = self._free()
             levels = [level for level, least in LEVELS.items() if least <= len(free)]
             if not levels or choose.random() < 0.3:
                 return
@@ -288,6 +297,11 @@ class Lives:
             one = await self._state(card, array)
             array.blocks = one.blocks
             array.namespace = await raid.create_volume(card.nvme, array.number)
+
+    def _free(self) -> list[int]:
+        """Ports whose drives no array has or gets."""
+        used = {port for array in self.arrays for port in (*array.ports, *array.others)}
+        return [port for port in range(CONFIG.ports) if port not in used]
 
     async def _state(self, card: SimulatedCard, array: Known) -> raid.Array:
         return next(a for a in await raid.arrays(card.nvme) if a.number == array.number)
@@ -318,16 +332,29 @@ class Lives:
             self.seen["blocks stored"] += 1
 
     async def _trouble(self, card: SimulatedCard, array: Known) -> None:
-        """Perhaps a drive goes, and perhaps another one takes its place; or the array goes."""
+        """Perhaps a drive goes or restarts, moves, or another one takes its place; or the array
+        goes."""
         choose, harness, nvme = self.random, card.harness, card.nvme
         await card.transport.sleep(choose.uniform(0, LIFE_NS))
         what = choose.random()
         roles = [role for role in range(len(array.ports)) if role not in array.lost]
+        if choose.random() < FEW["move"] and roles and self._free():
+            await self._move(card, array, choose.choice(roles))
         if what < FEW["pull"] and len(array.lost) < TOLERATED.get(array.level, 0):
             role = choose.choice(roles)
+            free = self._free()
+            if free and choose.random() < FEW["spare"]:
+                array.others.add(spare := choose.choice(free))
+                array.healing.add(role)
+                await background.add_spare(nvme, spare, array.number)
+                self.seen["spares"] += 1
             array.lost.add(role)
-            harness.remove(array.ports[role])
-            self.seen["drives pulled"] += 1
+            if choose.random() < FEW["restart"]:
+                array.healing.add(role)
+                harness.restart_drive(array.ports[role])
+                self.seen["drives restarted"] += 1
+            else:
+                harness.remove(array.ports[role])
             if choose.random() < FEW["cut at once"]:
                 self._until = harness.now_ns + choose.uniform(0, SOON_NS)
             await self.check(card, array)
@@ -347,6 +374,14 @@ class Lives:
                     await card.transport.sleep(POLL_NS)
             array.erased = True
             self.seen["arrays deleted"] += 1
+
+    async def _move(self, card: SimulatedCard, array: Known, role: int) -> None:
+        """A member moves to a free drive. Power may go meanwhile, or a drive."""
+        array.others.add(port := self.random.choice(self._free()))
+        with suppress(NvmeError):  # a job is under way
+            await background.migrate_member(card.nvme, array.number, role, port, spare=False)
+            self.seen["members on the move"] += 1
+            await card.transport.sleep(self.random.uniform(0, LIFE_NS / 2))
 
     async def _replace(self, card: SimulatedCard, array: Known, role: int) -> None:
         """A drive takes the place of one that was pulled, at its port, and is rebuilt."""

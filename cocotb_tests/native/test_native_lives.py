@@ -1,10 +1,12 @@
-"""Arrays live on their drives: the whole card with `Config.metadata` loses its power at any time."""
+"""Arrays live on their drives: a card with `Config.metadata` loses its power at any time."""
 
 import os
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 from amaranth.hdl import Module
+from amaranth.lib import wiring
 
 from cocotb_tests.native.native_jobs import POLL_NS
 from cocotb_tests.native.native_lives import CONFIG, IDENTITY, LEVELS, Known, Lives, contents
@@ -204,6 +206,12 @@ def lived(lives: Lives, count: int) -> None:
     print(dict(lives.seen))
 
 
+def lived_by_seeds(component: Callable[[], wiring.Component]) -> None:
+    """Lives by as many seeds as it takes to find a planted bug."""
+    for seed in range(1, 9):
+        lived(Lives(seed, component=component), 20)
+
+
 def test_lives():
     """Whatever happens in a life, what the host was told is there in the next one."""
     lives = Lives(SEED)
@@ -258,8 +266,7 @@ class AlwaysClean(Keeper):
 def test_planted_bugs_are_found(bug, monkeypatch):
     monkeypatch.setattr("hdl.metadata.metadata.Keeper", bug)
     with pytest.raises(AssertionError):
-        for seed in range(1, 9):
-            lived(Lives(seed, component=partial(Controller, config=CONFIG)), 20)
+        lived_by_seeds(partial(Controller, config=CONFIG))
 
 
 @pytest.mark.slow

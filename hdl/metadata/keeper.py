@@ -55,9 +55,11 @@ class Keeper(wiring.Component):
     they would speak of a member that nobody finds. Only then the superblock of a drive that has
     left becomes zeros.
 
-    If a member fails, or does not store its superblock, the round ends, and begins anew with what
-    is so by then. Such a member is failed. One that its array needs stays if nothing but the state
-    of the array was to be written. The others are then one event ahead at most.
+    If a member fails, or does not store its superblock, the round breaks off, and begins anew with
+    what is so by then and the same number of events. So no good member is ever more than one event
+    behind. The one that failed may have what the round wrote, so it takes a round more to refute
+    it. A member that does not store its superblock is failed. One that its array needs stays if
+    nothing but the state of the array was to be written.
 
     Of an array that has FAILED no loss is written down, unless it has copies. What other drives
     hold is not acknowledged for the drive that is lost. The array may be whole when its drives come
@@ -175,10 +177,11 @@ class Keeper(wiring.Component):
         self._leavers = Signal(MAX_DRIVES)
 
         # A bit an array. Its superblocks must be written. That must be done twice, since drives
-        # with old ones may be among its members. It was made with rows that are not in sync, which
-        # nobody else knows yet.
+        # with old ones may be among its members. A round has not come to its end. It was made with
+        # rows that are not in sync, which nobody else knows yet.
         self._due = Signal(config.arrays)
         self._twice = Signal(config.arrays)
+        self._torn = Signal(config.arrays)
         self._inconsistent = Signal(config.arrays)
         self._was_clean = Signal(init=1)
         self._has_work = Signal()
@@ -189,12 +192,13 @@ class Keeper(wiring.Component):
         self._members = Signal(WIDTH_BITS)
         self._record = Signal(record())
         self._has_failed = Signal()
-        # A round over its members starts. It is one of two, or the second one. The claim of a drive
-        # is refuted by that. Only new members are written. The drive has been written itself. The
-        # record is stored.
+        # A round over its members starts. It is one of several, and so many follow. The claim of a
+        # drive is refuted by that. Only new members are written. The drive has been written itself.
+        # The record is stored.
         self._starts_round = Signal()
-        self._doubles = Signal()
-        self._again = Signal()
+        self._several = Signal()
+        self._first = Signal()
+        self._rounds = Signal(2)
         self._refutes = Signal()
         self._cause = Signal(config.port_bits)
         self._makes = Signal()
@@ -402,8 +406,8 @@ class Keeper(wiring.Component):
             )
             m.d.sync += [
                 self._refutes.eq(lost.any()),
-                self._doubles.eq(lost.any()),
-                self._again.eq(0),
+                self._several.eq(lost.any()),
+                self._first.eq(1),
                 self._leaves.eq(0),
                 self._rewritten.eq(0),
                 self._held_back.eq(0),
@@ -441,6 +445,7 @@ class Keeper(wiring.Component):
         """The states LOAD to KNOW: what the array at hand is, and whether it is written at all."""
         array = self._array
         twice = self._twice.bit_select(array, 1)
+        torn = self._torn.bit_select(array, 1)
         with m.State("LOAD"):
             m.d.sync += self._role.eq(0)
             m.next = "LOADED"
@@ -462,7 +467,8 @@ class Keeper(wiring.Component):
             m.d.sync += [
                 self._due.bit_select(array, 1).eq(0),
                 self._members.eq(shape.width * shape.spans),
-                self._doubles.eq(self._doubles | twice),
+                self._several.eq(self._several | twice),
+                self._rounds.eq(Mux(self._several | twice, Mux(torn, 2, 1), 0)),
             ]
             m.next = "ASK_MEMBER"
             with m.If(~shape.valid):
@@ -507,7 +513,8 @@ class Keeper(wiring.Component):
             m.d.comb += self._starts_round.eq(1)
             m.d.sync += [
                 self._record.events.eq(self._record.events + 1),
-                self._makes.eq(~self._again),
+                self._makes.eq(self._first),
+                self._first.eq(0),
                 self._written.eq(0),
             ]
             m.next = "ASK_PORT"
@@ -589,7 +596,7 @@ class Keeper(wiring.Component):
         # If its array needs it, and it has been a member, it is not given up for that alone.
         with m.State("REFUSED"):
             needed = self.essential.bit_select(port, 1) & self._was_member
-            stays = needed & ~self._doubles
+            stays = needed & ~self._several
             with m.If(failed):
                 self._break_off(m)
             with m.Elif(self.settled):
@@ -608,13 +615,15 @@ class Keeper(wiring.Component):
 
     def _break_off(self, m: Module) -> None:
         """Ends a state: the member at hand has failed, and the array is looked at again."""
-        m.d.sync += self._due.bit_select(self._array, 1).eq(1)
-        m.next = "BREAK_OFF"
+        m.d.sync += [
+            self._due.bit_select(self._array, 1).eq(1),
+            self._torn.bit_select(self._array, 1).eq(1),
+        ]
+        m.next = "REST"
 
     def _end(self, m: Module) -> None:
-        """The states NEXT to REFUTED: the next member, or the second time, or the end."""
+        """The states NEXT to REFUTED: the next member, or the next round, or the end."""
         role, array, cause = self._role, self._array, self._cause
-        # What has been written counts.
         store = self._records.store(address=array, data=self._record)
         with m.State("NEXT"):
             m.d.sync += role.eq(role + 1)
@@ -622,24 +631,23 @@ class Keeper(wiring.Component):
             with m.If(role == self._members - 1):
                 m.d.sync += [role.eq(0), self._makes.eq(0)]
                 with m.If(~self._makes):
-                    m.d.sync += self._again.eq(1)
                     m.next = "STORE"
-                    with m.If(self._doubles & ~self._again):
-                        m.next = "BEGIN"
-
-        with m.State("BREAK_OFF"):
-            m.d.comb += [self._stores.eq(1), *store]
-            m.next = "REST"
 
         # Nobody gets more than one event ahead of a member that is needed.
         with m.State("STORE"):
             m.d.comb += self._stores.eq(1)
             with m.If(~self._held_back):
                 m.d.comb += store
-            m.d.sync += self._twice.bit_select(array, 1).eq(0)
-            m.next = "REST"
-            with m.If(self._refutes & ~self._rewritten):
-                m.next = "REFUTED"
+            m.d.sync += self._rounds.eq(self._rounds - 1)
+            m.next = "BEGIN"
+            with m.If(self._rounds == 0):
+                m.d.sync += [
+                    self._twice.bit_select(array, 1).eq(0),
+                    self._torn.bit_select(array, 1).eq(self._held_back),
+                ]
+                m.next = "REST"
+                with m.If(self._refutes & ~self._rewritten):
+                    m.next = "REFUTED"
 
         # The claim is known to be false. What is left of it is erased, if the drive is still there.
         with m.State("REFUTED"):

@@ -493,17 +493,19 @@ class ArrayTables(wiring.Component):
 
         with m.State("COMPARE_DRIVE"):
             placed = self.placed_read.data
-            missing = away | (self._request.placed & (placed.failed | placed.stale))
+            lost = away | (self._request.placed & placed.failed)
+            missing = lost | (self._request.placed & placed.stale)
             m.d.sync += at_port.eq(at_port + 1)
             m.next = "COUNT_DRIVES"
             with m.If(self._last_port):
                 m.next = "ADMIT"
             with m.If(counted):
                 m.d.sync += position.eq(position + 1)
-                with m.If((blocks < smallest) & ~missing):
+                with m.If((blocks < smallest) & ~lost):
                     m.d.sync += smallest.eq(blocks)
                 m.d.sync += self._gone.bit_select(self._place, 1).eq(missing)
-                with m.If(unavailable | (missing & ~self._request.degraded)):
+                asks_too_much = self._request.placed & missing & ~self._request.degraded
+                with m.If(unavailable | asks_too_much):
                     self._answer(m, ManageStatus.DRIVE_UNAVAILABLE)
 
     def _admit(self, m: Module) -> None:
