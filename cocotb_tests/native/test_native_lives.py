@@ -13,6 +13,7 @@ from cocotb_tests.native.native_lives import CONFIG, IDENTITY, LEVELS, Known, Li
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES
 from hdl.controller import Controller
+from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
 from hdl.metadata.keeper import Keeper
@@ -197,6 +198,79 @@ def test_a_drive_that_refuses_its_superblock():
     pages = [lives.page(port) for port in (0, 1, 5)]
     roles = [Superblock.unpack(page, sectors=SECTORS).role for page in pages]
     assert roles == [0, 1, 2]
+
+
+def test_a_degraded_array_stays_clean():
+    """A parity array without a member comes back only if it is clean. Neither an array that has
+    failed beside it, nor power without a host, nor drives that go one after the other change that.
+    """
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID5, [0, 1, 2])
+        await job_ends(card, array)
+        other = await raid.create_array(card.nvme, Level.RAID0, (3, 4))
+        card.harness.remove(3)
+        card.harness.remove(0)
+        await card.transport.sleep(20 * POLL_NS)
+        array.lost = {0}
+        found = {one.number: one for one in await raid.arrays(card.nvme)}
+        assert found[other].state == ArrayState.FAILED, found
+        await lives.shut_down(card)
+        for port in (2, 1):
+            card.harness.remove(port)
+            await card.transport.sleep(POLL_NS)
+
+    async def nobody(card: SimulatedCard) -> None:
+        await card.transport.sleep(50 * POLL_NS)
+
+    async def back(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        found = {one.level: one for one in await raid.arrays(card.nvme)}
+        assert found[Level.RAID5].missing == 1, found
+        assert found[Level.RAID0].state == ArrayState.OPTIMAL, found
+        lives.arrays[0].namespace = await raid.create_volume(
+            card.nvme, found[Level.RAID5].number
+        )
+        await lives.look_again(card)
+
+    for life in (begin, nobody, back):
+        with lives.power() as card:
+            card.run(life(card))
+
+
+def test_a_rebuild_goes_on():
+    """Power goes in the middle of the rebuild of a mirror. The drive is rebuilt in the next life,
+    after the rows have been made consistent."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID1, [0, 1])
+        await job_ends(card, array)
+        card.harness.remove(1)
+        await card.transport.sleep(20 * POLL_NS)
+        card.harness.insert(1, blank=True)
+        await background.set_rate(card.nvme, 1)
+        await background.replace_member(card.nvme, array.number, 1, 1)
+        array.lost = {1}
+
+    async def back(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        (array,) = lives.arrays
+        assert array.lost == {1}, array
+        job = await job_ends(card, array)
+        assert (job.kind, job.state) == (WalkKind.REBUILD, JobState.DONE), job
+        (one,) = await raid.arrays(card.nvme)
+        assert not one.missing and not any(member.stale for member in one.members), one
+        card.harness.remove(0)
+        await lives.look_again(card)
+
+    for life in (begin, back):
+        with lives.power() as card:
+            card.run(life(card))
 
 
 def lived(lives: Lives, count: int) -> None:

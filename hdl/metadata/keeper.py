@@ -61,9 +61,9 @@ class Keeper(wiring.Component):
     it. A member that does not store its superblock is failed. One that its array needs stays if
     nothing but the state of the array was to be written.
 
-    Of an array that has FAILED no loss is written down, unless it has copies. What other drives
+    Of an array that has FAILED no loss is written down, unless it is a RAID 10. What other drives
     hold is not acknowledged for the drive that is lost. The array may be whole when its drives come
-    back. Copies are acknowledged one by one, so their loss counts.
+    back. In a RAID 10 copies that are left are acknowledged, so the loss of one counts.
 
     While the card is ``clean`` there is no host, and no loss is written down either. Drives of a
     card that was shut down may lose their power one after the other.
@@ -476,7 +476,8 @@ class Keeper(wiring.Component):
                 m.next = "REST"
                 with m.If(self._refutes):
                     m.next = "REFUTED"
-            with m.Elif(self._has_failed & (shape.copies <= 1)):
+            some_copies = (shape.copies > 1) & (shape.copies != shape.width)
+            with m.Elif(self._has_failed & ~some_copies):
                 m.next = "REST"
                 with m.If(self._refutes):
                     m.next = "EXCUSE"
