@@ -604,7 +604,7 @@ class Core(wiring.Component):
             metadata.stored.eq(self._flush_all.complete),
             metadata.parting.eq(tables.parting),
             metadata.wanted.eq(front_end.wanted),
-            front_end.ready.eq(metadata.ready),
+            front_end.unready.eq(~metadata.ready),
         ]
         for port, capacity in zip(self.drives, metadata.capacity, strict=True):
             m.d.comb += capacity.eq(port.capacity)

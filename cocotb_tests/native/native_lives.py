@@ -214,7 +214,8 @@ class Lives:
             gone = {n for n, member in enumerate(one.members) if member.failed or member.stale}
             # A loss that was not written down before power went has cost nothing.
             assert array.missed <= gone <= array.lost, f"{array} is {one}"
-            array.lost, array.missed, array.healing = set(gone), set(gone), set()
+            array.healing = {role for role, member in enumerate(one.members) if member.stale}
+            array.lost, array.missed = set(gone), gone - array.healing
             for role, member in enumerate(one.members):
                 if member.port < CONFIG.ports:
                     array.ports[role] = member.port

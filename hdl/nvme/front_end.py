@@ -104,8 +104,8 @@ class NvmeFrontEnd(wiring.Component):
         `Config.temperature_kelvin` is reported.
     wanted
         The host wants the controller to work.
-    ready
-        The arrays are there. CSTS.RDY waits for that.
+    unready
+        The arrays are not there yet. CSTS.RDY waits for them.
     card
         What the names of card and namespaces are made of (`hdl.nvme.admin.names.Names`).
     lines
@@ -144,7 +144,7 @@ class NvmeFrontEnd(wiring.Component):
                 "drive_emulated": In(config.ports),
                 "volumes": Out(VolumeAccess(config)),
                 "wanted": Out(1),
-                "ready": In(1, init=1),
+                "unready": In(1),
                 "card": In(Card()),
                 "temperature": In(16),
                 "lines": Out(LineAccess(config)),
@@ -264,7 +264,7 @@ class NvmeFrontEnd(wiring.Component):
             queues.shutting.eq(registers.shutting),
             queues.settled.eq(settled),
             registers.settled.eq(settled),
-            registers.ready.eq(self.ready),
+            registers.unready.eq(self.unready),
             self.wanted.eq(registers.wanted),
             registers.running.eq(queues.running),
             registers.drained.eq(queues.drained),

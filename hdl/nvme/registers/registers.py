@@ -150,8 +150,8 @@ class Registers(wiring.Component):
         been cleared it does not rise before ``running`` has gone low.
     wanted
         The host wants the queues to work, and has not asked for a shutdown.
-    ready
-        The card is ready for the queues to work. Once they do it may fall.
+    unready
+        The queues must not begin to work yet. Once they do it may rise.
     running
         The queues work: CSTS.RDY.
     reset
@@ -197,7 +197,7 @@ class Registers(wiring.Component):
                 "admin": Out(AdminQueues()),
                 "enable": Out(1),
                 "wanted": Out(1),
-                "ready": In(1, init=1),
+                "unready": In(1),
                 "running": In(1),
                 "reset": In(1),
                 "draining": In(1),
@@ -287,7 +287,7 @@ class Registers(wiring.Component):
             self.admin.cq_page.eq(self._acq[PAGE_SHIFT:]),
             enabled.eq(cc.enable & ~self._closing & ~self._fatal & ~self.draining),
             self.wanted.eq(enabled & ~self.shutting),
-            self.enable.eq(enabled & (self.ready | self.running)),
+            self.enable.eq(enabled & (~self.unready | self.running)),
             self.entry_sizes_good.eq(
                 (cc.sq_entry == SQ_ENTRY_EXPONENT) & (cc.cq_entry == CQ_ENTRY_EXPONENT)
             ),
