@@ -5,6 +5,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 from hdl.config import Config, board, small
 from hdl.controller import Controller
@@ -42,6 +43,7 @@ def main() -> int:
     designs: list[tuple[str, type, Config]] = [
         ("controller", Controller, board()),
         ("core_small", Core, small()),
+        ("core_metadata", Core, replace(board(), metadata=True)),
     ]
     failed = 0
     for name, kind, config in designs:
