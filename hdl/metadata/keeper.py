@@ -1,6 +1,6 @@
 """Keeps the superblocks of the members as their arrays are."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -55,11 +55,12 @@ class Keeper(wiring.Component):
     they would speak of a member that nobody finds. Only then the superblock of a drive that has
     left becomes zeros.
 
-    If a member fails, or does not store its superblock, the round breaks off, and begins anew with
-    what is so by then and the same number of events. So no good member is ever more than one event
-    behind. The one that failed may have what the round wrote, so it takes a round more to refute
-    it. A member that does not store its superblock is failed. One that its array needs stays if
-    nothing but the state of the array was to be written.
+    If a drive or a member changes, or one does not store its superblock, the round breaks off. It
+    begins anew with what is so by then and the same number of events. So no good member is ever
+    more than one event behind. The one that failed may have what the round wrote, so it takes a
+    round more to refute it. A member that does not store its superblock is failed. One that its
+    array needs stays. If a loss had to be written it falls behind, and may be missed when power
+    comes the next time.
 
     Of an array that has FAILED no loss is written down, unless it is a RAID 10. What other drives
     hold is not acknowledged for the drive that is lost. The array may be whole when its drives come
@@ -99,6 +100,8 @@ class Keeper(wiring.Component):
         Two bits per array (`ArrayState`).
     unsynced
         One bit per array. Not all its rows are in sync.
+    doubts
+        One bit per array. Rows may be torn, which ``unsynced`` does not say yet.
     essential
         One bit per port. Its array needs its drive.
     settled
@@ -140,6 +143,7 @@ class Keeper(wiring.Component):
                 "parting": In(MAX_DRIVES),
                 "states": In(2 * config.arrays),
                 "unsynced": In(config.arrays),
+                "doubts": In(config.arrays),
                 "essential": In(MAX_DRIVES),
                 "settled": In(1),
                 "clean": In(1),
@@ -183,6 +187,7 @@ class Keeper(wiring.Component):
         self._twice = Signal(config.arrays)
         self._torn = Signal(config.arrays)
         self._inconsistent = Signal(config.arrays)
+        self._doubted = Signal(config.arrays)
         self._was_clean = Signal(init=1)
         self._has_work = Signal()
 
@@ -192,6 +197,7 @@ class Keeper(wiring.Component):
         self._members = Signal(WIDTH_BITS)
         self._record = Signal(record())
         self._has_failed = Signal()
+        self._has_changed = Signal()  # a drive, or a member of an array, since it was looked at
         # A round over its members starts. It is one of several, and so many follow. The claim of a
         # drive is refuted by that. Only new members are written. The drive has been written itself.
         # The record is stored.
@@ -286,17 +292,21 @@ class Keeper(wiring.Component):
         shape = self._geometry
         has_redundancy = (shape.parities != 0) | (shape.copies > 1)
         doubtful = (self.unsynced | self._inconsistent).bit_select(self._array, 1)
-        m.d.sync += self._inconsistent.eq(self._inconsistent & ~self.unsynced)
+        m.d.sync += [
+            self._inconsistent.eq((self._inconsistent & ~self.unsynced) | self.doubts),
+            self._doubted.eq(self.doubts),
+        ]
         with m.If(self._starts_round):
             m.d.sync += self.facts.dirty.eq(has_redundancy & (~self.clean | doubtful))
 
     def _watch_drives(self, m: Module) -> None:
         """Whose claim is false, and who is to be erased."""
         drives, claims, used = self.drives, self._claims, self.drives.used
-        false = drives.failed | self._away | self.parting | (drives.stale & ~self._partial)
-        countable = ~(self._excused | self.clean.replicate(MAX_DRIVES))
+        gone = drives.failed | self._away | self.parting
+        half = drives.stale & ~self._partial
+        false = ((gone & ~self.clean.replicate(MAX_DRIVES)) | half) & ~self._excused
         m.d.comb += [
-            self._lost.eq(claims & (~used | (false & countable))),
+            self._lost.eq(claims & (~used | false)),
             self._leavers.eq(self._erases & ~used),
             self.withholds.eq((self._lost & ~(self._deletes.replicate(MAX_DRIVES) & ~used)).any()),
             self._has_work.eq(
@@ -316,6 +326,9 @@ class Keeper(wiring.Component):
             m.d.sync += self._excused.eq(0)
         with m.If(self.clean != self._was_clean):
             m.d.sync += self._due.eq(self.kept)
+        with m.Elif(self.clean):
+            m.d.sync += self._due.eq(self._due | (self.doubts & ~self._doubted))
+        m.d.sync += self._has_changed.eq(self._has_changed | drives.changed)
 
     def _pass_change(self, m: Module) -> None:
         """The states PASS to ANSWER: a change is made, and what follows from it is written."""
@@ -457,6 +470,7 @@ class Keeper(wiring.Component):
                 self._has_failed.eq(self.states.word_select(array, 2) == ArrayState.FAILED),
                 self.facts.alive.eq(0),
                 self.facts.rebuilding.eq(0),
+                self._has_changed.eq(self.drives.changed),
             ]
             m.next = "KNOW"
             with m.If(~self.settled):
@@ -519,6 +533,13 @@ class Keeper(wiring.Component):
                 self._written.eq(0),
             ]
             m.next = "ASK_PORT"
+            with m.If(self._is_outdated):
+                self._break_off(m)
+
+    @property
+    def _is_outdated(self) -> Value:
+        """What was seen of the array may not be so any more."""
+        return self._has_changed | self.drives.changed | ~self.settled
 
     def _write_member(self, m: Module) -> None:
         """The states ASK_PORT to FAIL: the superblock of the member at hand is written."""
@@ -554,8 +575,8 @@ class Keeper(wiring.Component):
             m.next = "CLAIM"
             with m.If((self._makes & has) | skips):
                 m.next = "NEXT"
-            # Another drive may be there.
-            with m.Elif(failed):
+            # Another drive may be there, or it may be another member.
+            with m.Elif(failed | self._is_outdated):
                 self._break_off(m)
 
         # From now on the drive may say so, whatever the answer is.
@@ -567,7 +588,7 @@ class Keeper(wiring.Component):
                 self._away.bit_select(port, 1).eq(0),
             ]
             m.next = "SEND"
-            with m.If(failed):
+            with m.If(failed | self._is_outdated):
                 self._break_off(m)
 
         with m.State("SEND"):
@@ -597,14 +618,13 @@ class Keeper(wiring.Component):
         # If its array needs it, and it has been a member, it is not given up for that alone.
         with m.State("REFUSED"):
             needed = self.essential.bit_select(port, 1) & self._was_member
-            stays = needed & ~self._several
-            with m.If(failed):
+            with m.If(failed | self._away.bit_select(port, 1)):
                 self._break_off(m)
             with m.Elif(self.settled):
                 m.next = "FAIL"
-                with m.If(stays):
+                with m.If(needed):
                     m.d.sync += [
-                        self._held_back.eq(1),
+                        self._held_back.eq(~self._several),
                         self._written.bit_select(place, 1).eq(1),
                     ]
                     m.next = "NEXT"

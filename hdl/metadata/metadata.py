@@ -185,6 +185,7 @@ class Metadata(wiring.Component):
             keeper.brought_up.eq(self._bring_up.brought_up),
             keeper.states.eq(self.arrays.states),
             keeper.unsynced.eq(self.arrays.unsynced),
+            keeper.doubts.eq(self.arrays.doubts),
             keeper.essential.eq(self.arrays.essential),
             keeper.settled.eq(self.arrays.settled),
             keeper.parting.eq(self.parting),
@@ -198,7 +199,7 @@ class Metadata(wiring.Component):
         connect(m, clean.request, flipped(self.flush))
         m.d.comb += [
             clean.wanted.eq(self.wanted),
-            clean.stored.eq(self.stored),
+            clean.stored.eq(self.stored & ~self.arrays.doubts.any()),
             clean.rests.eq(keeper.rests),
             keeper.clean.eq(clean.clean),
             self.ready.eq(self._bring_up.ready & ~clean.clean & keeper.rests),

@@ -761,8 +761,7 @@ class ArrayTables(wiring.Component):
 
         with m.State("QUIESCE"):
             m.d.comb += self.quiesce.valid.eq(1)
-            with m.If((opcode == ManageOpcode.END_MIGRATION) & self._joined):
-                m.d.comb += self.parting.eq(1 << self._port)
+            self._part(m)
             with m.If(self.quiesce.ready):
                 with m.Switch(opcode):
                     with m.Case(ManageOpcode.CREATE_VOLUME):
@@ -775,9 +774,16 @@ class ArrayTables(wiring.Component):
                         with m.Default():
                             m.next = "LEAVE"
 
+    def _part(self, m: Module) -> None:
+        """In a state: the drive at the port is no member any more, if a migration has ended so."""
+        migrated = self._request.opcode == ManageOpcode.END_MIGRATION
+        with m.If(migrated & self._joined):
+            m.d.comb += self.parting.eq(1 << self._port)
+
     def _leave(self, m: Module) -> None:
         """The state LEAVE: the drive at the port is the array's no more, and is free now."""
         with m.State("LEAVE"):
+            self._part(m)
             m.d.comb += [*self._uses.store(), self._health.leaves.eq(1 << self._port)]
             m.d.sync += self.changes.response.payload.status.eq(ManageStatus.DONE)
             m.next = "RESPOND"
