@@ -346,8 +346,11 @@ class Core(wiring.Component):
         ended = self._tracker.completion
         queue = Queue(ended.payload.shape(), self._config.commands)
         m.submodules.withheld = queue
-        passes = ~self._metadata.withholds
+        # What has been offered stays so. It ended before the drive failed.
+        offered = Signal()
+        passes = ~self._metadata.withholds | offered
         connect(m, ended, queue.input)
+        m.d.sync += offered.eq(told.valid & ~told.ready)
         m.d.comb += [
             told.payload.eq(queue.output.payload),
             told.valid.eq(queue.output.valid & passes),
