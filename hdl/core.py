@@ -14,6 +14,7 @@ from hdl.config import LINE_RETURNS, LINE_USERS, LINE_WRITERS, TIME_BITS, Config
 from hdl.drive.drives import Drives
 from hdl.drive.flusher import FlushAll, Flusher
 from hdl.flow.drive_port import DrivePort
+from hdl.flow.line import write_beat
 from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, landed, operation
 from hdl.flow.pcie_status import PcieStatus
 from hdl.flow.register_bus import RegisterBus
@@ -21,11 +22,10 @@ from hdl.flow.row import committed
 from hdl.flow.walk import MEND_TAG, walk
 from hdl.kit.clock import earlier
 from hdl.kit.cut import Relay, Skid
-from hdl.kit.merge import Merge, split
+from hdl.kit.merge import Interleave, Merge, split
 from hdl.kit.queue import Queue
 from hdl.memory.allocator import LineAllocator
 from hdl.memory.shared_read import SharedRead
-from hdl.memory.shared_write import SharedWrite
 from hdl.memory.store import LineStore
 from hdl.metadata.metadata import Metadata
 from hdl.nvme.admin.names import IDENTITY_BITS, NONCE_BITS
@@ -391,13 +391,13 @@ class Core(wiring.Component):
         """Pages of metadata are read and written beside these users. Returns the shared ports."""
         metadata = self._metadata
         m.submodules.page_read = page_read = SharedRead(config=self._config)
-        m.submodules.page_write = page_write = SharedWrite(config=self._config)
+        m.submodules.page_write = page_write = Interleave(write_beat(self._config))
         connect(m, line_read, page_read.users[0])
         connect(m, metadata.line_read, page_read.users[1])
-        connect(m, line_write, page_write.users[0])
-        connect(m, metadata.line_write, page_write.users[1])
+        connect(m, line_write, page_write.inputs[0])
+        connect(m, metadata.line_write, page_write.inputs[1])
         m.d.comb += metadata.page_line.eq(self._config.lines - 1)
-        return page_read.line_read, page_write.line_write
+        return page_read.line_read, page_write.output
 
     def _connect_table_reads(self, m: Module) -> None:
         """Who reads arrays, members, volumes and ports."""

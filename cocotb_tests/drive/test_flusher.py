@@ -46,6 +46,7 @@ class Assembly(wiring.Component):
                 "operation": Out(stream.Signature(operation(CONFIG))),
                 "finished": In(stream.Signature(finished(CONFIG))),
                 "restarts": In(tried_bits(CONFIG)).array(CONFIG.ports),
+                "complete": Out(1),
                 "busy": Out(1),
             }
         )
@@ -69,6 +70,7 @@ class Assembly(wiring.Component):
             flush_all.settled.eq(self.settled),
             flush_all.used.eq(self.used),
             flush_all.failed.eq(self.failed),
+            self.complete.eq(flush_all.complete),
             self.busy.eq(flusher.busy | flush_all.busy),
         ]
         return m
@@ -240,6 +242,7 @@ async def all_drives_are_flushed_before_power_goes(dut):
         answers[not missed, lost, owed] += 1
         for _ in range(10):
             assert sample(dut.request__flushed)
+            assert bool(sample(dut.complete)) == (not missed)
             assert bool(sample(dut.request__stored)) == (not missed and not lost and not owed)
             await RisingEdge(dut.clk)
         dut.lost.value = dut.request__watches.value = 0

@@ -145,6 +145,7 @@ def test_what_md_cannot_express_is_forgotten():
         card.run(begin(card))
     with lives.power(identity=IDENTITY + 1) as card:
         card.run(no_more(card))
+    assert not any(lives.page(0) + lives.page(1))
     with lives.power() as card:
         card.run(nothing(card))
 

@@ -1,6 +1,6 @@
 """Several streams become one, and one becomes several."""
 
-from amaranth.hdl import Array, Cat, Module, Signal
+from amaranth.hdl import Array, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -63,6 +63,54 @@ class Merge(wiring.Component):
         for index, port in enumerate(inputs):
             m.d.comb += port.ready.eq(room & (chosen == index))
         m.d.comb += self.busy.eq(room & (valids.any() | output.valid))
+        return m
+
+
+class Interleave(wiring.Component):
+    """Two streams take turns without latency. One alone has every cycle. Combinational.
+
+    A payload that was refused stays the one that is offered.
+
+    Parameters
+    ----------
+    shape
+        Payload shape of both inputs and of the output.
+
+    Ports
+    -----
+    inputs
+        Streams that come in. Back-pressure goes to the one whose turn it is.
+    output
+        The stream that goes out.
+    chosen
+        Which of the two is on offer.
+    """
+
+    def __init__(self, shape):
+        super().__init__(
+            {
+                "inputs": In(stream.Signature(shape)).array(2),
+                "output": Out(stream.Signature(shape)),
+                "chosen": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        first, second = self.inputs
+        output, chosen = self.output, self.chosen
+        last = Signal()
+        held = Signal()
+        m.d.comb += [
+            chosen.eq(Mux(held, last, second.valid & ~(first.valid & last))),
+            output.valid.eq(Mux(chosen, second.valid, first.valid)),
+            output.payload.eq(Mux(chosen, second.payload, first.payload)),
+            first.ready.eq(output.ready & ~chosen),
+            second.ready.eq(output.ready & chosen),
+        ]
+        m.d.sync += held.eq(output.valid & ~output.ready)
+        with m.If(output.valid):
+            m.d.sync += last.eq(chosen)
         return m
 
 

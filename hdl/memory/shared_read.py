@@ -1,11 +1,12 @@
 """Two readers of the line store at one of its ports."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
 from hdl.flow.line import ReadPort
+from hdl.kit.merge import Interleave
 from hdl.memory.store import READ_LATENCY
 
 
@@ -35,27 +36,14 @@ class SharedRead(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        first, second = self.users
         request = self.line_read.request
-        last = Signal()
-        held = Signal()
-        chosen = Signal()
-        m.d.comb += [
-            # A request that was refused stays.
-            chosen.eq(
-                Mux(held, last, second.request.valid & ~(first.request.valid & last))
-            ),
-            request.valid.eq(Mux(chosen, second.request.valid, first.request.valid)),
-            request.payload.eq(Mux(chosen, second.request.payload, first.request.payload)),
-            first.request.ready.eq(request.ready & ~chosen),
-            second.request.ready.eq(request.ready & chosen),
-        ]
-        m.d.sync += held.eq(request.valid & ~request.ready)
-        with m.If(request.valid):
-            m.d.sync += last.eq(chosen)
+        m.submodules.turns = turns = Interleave(request.payload.shape())
+        for user, port in zip(self.users, turns.inputs, strict=True):
+            connect(m, flipped(user.request), port)
+        connect(m, turns.output, flipped(request))
 
         owners = Signal(READ_LATENCY)
-        m.d.sync += owners.eq(Cat(chosen, owners))
+        m.d.sync += owners.eq(Cat(turns.chosen, owners))
         for number, user in enumerate(self.users):
             m.d.comb += [
                 user.response.eq(self.line_read.response),

@@ -108,7 +108,7 @@ class BringUp(wiring.Component):
         self._entry = Signal(config.array_bits)
         self._role = Signal(WIDTH_BITS)
         self._named = Signal(MAX_DRIVES)
-        self._away = Signal(config.ports)  # drives that have gone since they were looked at
+        self._away = Signal(config.ports)  # drives that have gone since the sets are made up
         self._array = Signal(config.array_bits)
 
     def elaborate(self, platform) -> Module:
@@ -190,6 +190,7 @@ class BringUp(wiring.Component):
         ]
         with m.State("REST"):
             m.d.comb += self._assembler.start.eq(self._begins)
+            m.d.sync += self._away.eq(0)
             with m.If(self._begins):
                 m.d.sync += self._seen.eq(self.known)
                 m.next = "TAKE"
@@ -205,7 +206,6 @@ class BringUp(wiring.Component):
                 self._entry.eq(0),
                 self._role.eq(0),
                 self._named.eq(0),
-                self._away.eq(0),
             ]
             with m.If(found.valid):
                 m.next = "PASS"
@@ -286,16 +286,18 @@ class BringUp(wiring.Component):
                 m.d.sync += role.eq(0)
                 m.next = "CREATE"
 
+    def _ask(self, m: Module, opcode: ManageOpcode, then: str) -> None:
+        """In a state, which ends as the change is taken: asks for it."""
+        request = self.changes.request
+        m.d.comb += [request.payload.opcode.eq(opcode), request.valid.eq(1)]
+        with m.If(request.ready):
+            m.next = then
+
     def _create(self, m: Module) -> None:
         """The states CREATE and CREATED: the tables make the array."""
-        request, response = self.changes.request, self.changes.response
+        response = self.changes.response
         with m.State("CREATE"):
-            m.d.comb += [
-                request.payload.opcode.eq(ManageOpcode.CREATE_ARRAY),
-                request.valid.eq(1),
-            ]
-            with m.If(request.ready):
-                m.next = "CREATED"
+            self._ask(m, ManageOpcode.CREATE_ARRAY, "CREATED")
 
         with m.State("CREATED"):
             m.d.comb += response.ready.eq(1)
@@ -308,17 +310,11 @@ class BringUp(wiring.Component):
 
     def _rebuild(self, m: Module) -> None:
         """The states REBUILD and REBUILDING: drives that are not whole are rebuilt."""
-        request, response = self.changes.request, self.changes.response
         with m.State("REBUILD"):
-            m.d.comb += [
-                request.payload.opcode.eq(ManageOpcode.START_JOB),
-                request.valid.eq(1),
-            ]
-            with m.If(request.ready):
-                m.next = "REBUILDING"
+            self._ask(m, ManageOpcode.START_JOB, "REBUILDING")
 
         # It is refused if a drive has gone meanwhile.
         with m.State("REBUILDING"):
-            m.d.comb += response.ready.eq(1)
-            with m.If(response.valid):
+            m.d.comb += self.changes.response.ready.eq(1)
+            with m.If(self.changes.response.valid):
                 m.next = "PASS"

@@ -1,4 +1,4 @@
-"""`hdl.memory.shared_write.SharedWrite`: two users of one write port, and no beat is lost."""
+"""`hdl.kit.merge.Interleave`: two users of one write port, and no beat is lost."""
 
 import random
 from collections import deque
@@ -13,7 +13,7 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, sample, start
 from hdl.config import Config
 from hdl.flow.line import write_beat
-from hdl.memory.shared_write import SharedWrite
+from hdl.kit.merge import Interleave
 
 CONFIG = Config(data_width=64, lines=16, banks=8)
 BEAT = write_beat(CONFIG)
@@ -30,7 +30,7 @@ class Bench:
         self.dut = dut
         self.wanted: list[deque[dict[str, int]]] = [deque(), deque()]
         for user, count in enumerate(beats):
-            source = StreamSource(dut, f"users__{user}", layout=BEAT, active=active[user])
+            source = StreamSource(dut, f"inputs__{user}", layout=BEAT, active=active[user])
             for _ in range(count):
                 # The top bit of the data is the user's number.
                 data = chance.getrandbits(CONFIG.data_width - 1)
@@ -42,7 +42,7 @@ class Bench:
                 self.wanted[user].append(beat)
                 source.send(beat)
         # It fails if a beat that was refused is withdrawn or changes.
-        StreamSink(dut, "line_write", layout=BEAT, active=ready, callback=self._write)
+        StreamSink(dut, "output", layout=BEAT, active=ready, callback=self._write)
         self._passed = [0, 0]
         """Beats of the other that were taken since each user has begun to wait."""
         self.left = [0, 0]
@@ -58,7 +58,7 @@ class Bench:
     async def run(self) -> None:
         """Until all beats have been written, and nothing is offered any more."""
         dut = self.dut
-        while any(self.wanted) or sample(dut.line_write__valid):
+        while any(self.wanted) or sample(dut.output__valid):
             await RisingEdge(dut.clk)
             self.cycle += 1
             assert self.cycle < LIMIT, "beats are stuck"
@@ -67,9 +67,9 @@ class Bench:
     def _look(self) -> None:
         """At a cycle: no time is lost, one beat is taken, and none waits for long."""
         dut = self.dut
-        valids = [sample(getattr(dut, f"users__{user}__valid")) for user in (0, 1)]
-        readies = [sample(getattr(dut, f"users__{user}__ready")) for user in (0, 1)]
-        offered, taken = sample(dut.line_write__valid), sample(dut.line_write__ready)
+        valids = [sample(getattr(dut, f"inputs__{user}__valid")) for user in (0, 1)]
+        readies = [sample(getattr(dut, f"inputs__{user}__ready")) for user in (0, 1)]
+        offered, taken = sample(dut.output__valid), sample(dut.output__ready)
         assert offered == any(valids), "a cycle is lost, or a beat is nobody's"
         moved = [valid & ready for valid, ready in zip(valids, readies, strict=True)]
         assert sum(moved) == (offered and taken), f"users move {moved}, the store {taken}"
@@ -101,57 +101,57 @@ async def one_alone_has_every_cycle(dut, user):
     assert bench.left[user] <= BEATS + 4, bench.left
 
 
-def test_shared_write():
-    simulate(SharedWrite(config=CONFIG), name="shared_write", module=__name__)
+def test_interleave():
+    simulate(Interleave(BEAT), name="interleave", module=__name__)
 
 
-class Loses(SharedWrite):
+class Loses(Interleave):
     """Planted bug: a beat of the second user is taken as the first one's is written."""
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        m.d.comb += self.users[1].ready.eq(self.line_write.ready)
+        m.d.comb += self.inputs[1].ready.eq(self.output.ready)
         return m
 
 
-class Prefers(SharedWrite):
+class Prefers(Interleave):
     """Planted bug: the second user waits for as long as the first has beats."""
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        first, second = self.users
+        first, second = self.inputs
         held, holder = Signal(), Signal()
         chosen = Mux(held, holder, ~first.valid)
         m.d.comb += [
-            self.line_write.payload.eq(Mux(chosen, second.payload, first.payload)),
-            first.ready.eq(self.line_write.ready & ~chosen),
-            second.ready.eq(self.line_write.ready & chosen),
+            self.output.payload.eq(Mux(chosen, second.payload, first.payload)),
+            first.ready.eq(self.output.ready & ~chosen),
+            second.ready.eq(self.output.ready & chosen),
         ]
-        m.d.sync += [held.eq(self.line_write.valid & ~self.line_write.ready), holder.eq(chosen)]
+        m.d.sync += [held.eq(self.output.valid & ~self.output.ready), holder.eq(chosen)]
         return m
 
 
-class Pauses(SharedWrite):
+class Pauses(Interleave):
     """Planted bug: nothing is offered in the cycle after a beat."""
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
         rests = Signal()
-        m.d.sync += rests.eq(self.line_write.valid & self.line_write.ready)
+        m.d.sync += rests.eq(self.output.valid & self.output.ready)
         with m.If(rests):
-            m.d.comb += self.line_write.valid.eq(0)
-            m.d.comb += [user.ready.eq(0) for user in self.users]
+            m.d.comb += self.output.valid.eq(0)
+            m.d.comb += [user.ready.eq(0) for user in self.inputs]
         return m
 
 
-class Swaps(SharedWrite):
+class Swaps(Interleave):
     """Planted bug: a mask is that of the first user while both offer a beat."""
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        first, second = self.users
+        first, second = self.inputs
         with m.If(first.valid & second.valid):
-            m.d.comb += self.line_write.payload.mask.eq(first.payload.mask)
+            m.d.comb += self.output.payload.mask.eq(first.payload.mask)
         return m
 
 
@@ -167,12 +167,12 @@ def forgetful(condition, one, other):
         *(pytest.param(bug, marks=pytest.mark.slow) for bug in (Prefers, Pauses, Swaps)),
     ],
 )
-def test_shared_write_planted_bugs_are_found(bug):
+def test_interleave_planted_bugs_are_found(bug):
     with pytest.raises(SimulationError, match="every_beat_is_written_once"):
-        simulate(bug(config=CONFIG), name=f"shared_write_{bug.__name__}", module=__name__)
+        simulate(bug(BEAT), name=f"interleave_{bug.__name__}", module=__name__)
 
 
 def test_a_beat_that_changes_is_found(monkeypatch):
-    monkeypatch.setattr("hdl.memory.shared_write.Mux", forgetful)
+    monkeypatch.setattr("hdl.kit.merge.Mux", forgetful)
     with pytest.raises(SimulationError, match="every_beat_is_written_once"):
-        simulate(SharedWrite(config=CONFIG), name="shared_write_forgets", module=__name__)
+        simulate(Interleave(BEAT), name="interleave_forgets", module=__name__)
