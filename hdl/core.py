@@ -104,7 +104,10 @@ class Core(wiring.Component):
             config=config,
             geometry_readers=5 + 2 * config.background + config.metadata,
             member_readers=3 + config.background + config.metadata,
-            volume_readers=3 + config.compare_and_deallocate + config.array_shares,
+            volume_readers=3
+            + config.compare_and_deallocate
+            + config.array_shares
+            + config.metadata,
         )
         self._references = References(config=config)
         self._tracker = Tracker(config=config)
@@ -422,6 +425,7 @@ class Core(wiring.Component):
         if config.metadata:
             geometries.append(self._metadata.geometry_read)
             members.append(self._metadata.member_read)
+            volumes.append(self._metadata.volume_read)
         for users, ports in (
             (geometries, tables.geometry_read),
             (members, tables.member_read),
@@ -600,7 +604,14 @@ class Core(wiring.Component):
         connect(m, tables.drives, metadata.drives)
         connect(m, tables.placed_read, metadata.placed_read)
         connect(m, self._background.arrays, metadata.arrays)
+        connect(m, metadata.facts_read, front_end.facts_read)
+        made, changes = front_end.made, tables.changes
         m.d.comb += [
+            made.asked.valid.eq(changes.request.valid & changes.request.ready),
+            made.asked.payload.eq(changes.request.payload),
+            made.answered.valid.eq(changes.response.valid & changes.response.ready),
+            made.answered.payload.eq(changes.response.payload),
+            front_end.appeared.eq(metadata.appeared),
             metadata.present.eq(tables.present),
             metadata.card.identity.eq(self.identity),
             metadata.card.nonce.eq(self.nonce),

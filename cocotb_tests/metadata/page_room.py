@@ -9,12 +9,15 @@ from hdl.drive.drives import Drives
 from hdl.flow.drive_port import DrivePort
 from hdl.flow.geometry import geometry
 from hdl.flow.operation import DriveStatus
+from hdl.flow.table_read import volume
+from hdl.flow.volume_facts import volume_facts
+from hdl.kit.table import Table, TableWrite
 from hdl.memory.store import LineStore
 from hdl.metadata.page_mover import PageMover
 from hdl.metadata.superblock import kept_read, kept_table
 from hdl.metadata.superblock_facts import MdShape, SuperblockFacts
 from hdl.metadata.superblock_writer import SuperblockWriter, superblock_edit
-from hdl.metadata.superblocks import Superblocks
+from hdl.metadata.superblocks import ListReads, Superblocks, member_edit
 from hdl.metadata.survey import Survey
 from hdl.metadata.words import WordWriter
 
@@ -152,7 +155,10 @@ class WriterRoom(wiring.Component):
 
 
 class SuperblocksRoom(wiring.Component):
-    """All that has to do with superblocks on real drive ports, as the controller connects it."""
+    """All that has to do with metadata on real drive ports, as the controller connects it.
+
+    ``volume`` and ``volume_facts`` write the tables of volumes.
+    """
 
     def __init__(self, *, config: Config, superblocks=Superblocks):
         self._config = config
@@ -161,8 +167,11 @@ class SuperblocksRoom(wiring.Component):
                 "drives": Out(DrivePort(config)).array(config.ports),
                 "geometry": In(geometry(config)),
                 "facts": In(SuperblockFacts),
-                "edit": In(stream.Signature(superblock_edit(config))),
+                "edit": In(stream.Signature(member_edit(config))),
                 "done": Out(stream.Signature(DriveStatus)),
+                "lists": In(ListReads(config)),
+                "volume": In(TableWrite(config.volume_bits, volume(config))),
+                "volume_facts": In(TableWrite(config.volume_bits, volume_facts())),
                 "kept_read": In(kept_read(config)),
                 "known": Out(config.ports),
                 "findings": Out(3).array(config.ports),
@@ -180,6 +189,13 @@ class SuperblocksRoom(wiring.Component):
         m.submodules.store = store = LineStore(config=config, readers=3, writers=3)
         connect(m, flipped(self.edit), superblocks.edit)
         connect(m, superblocks.done, flipped(self.done))
+        connect(m, flipped(self.lists), superblocks.lists)
+        m.submodules.volumes = volumes = Table(volume(config), config.volumes)
+        m.submodules.volume_facts = facts = Table(volume_facts(), config.volumes)
+        connect(m, flipped(self.volume), volumes.write)
+        connect(m, flipped(self.volume_facts), facts.write)
+        connect(m, superblocks.volume_read, volumes.reads[0])
+        connect(m, superblocks.facts_read, facts.reads[0])
         connect(m, superblocks.operation, drives.operation)
         connect(m, drives.finished, superblocks.finished)
         connect(m, superblocks.line_read, store.read[2])

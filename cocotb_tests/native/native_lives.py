@@ -5,7 +5,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from amaranth.lib import wiring
 
@@ -69,6 +69,12 @@ MOST = {Level.JBOD: 1, Level.RAID10: 3}
 
 PARITY = (Level.RAID5, Level.RAID6)
 
+TAIL = 4
+"""Blocks at the end of an array, in which volumes come and go. The first volume has the others."""
+
+NGUID = slice(104, 120)
+"""Where it stands in Identify Namespace."""
+
 SOON_NS, STEP_NS = 60_000, 5_000
 """How soon power goes after a drive at most, and how often it is looked whether it goes."""
 
@@ -82,6 +88,7 @@ FEW = {
     "replace": 0.4,
     "shutdown": 0.3,
     "delete": 0.1,
+    "divide": 0.5,
 }
 """How many writes are under way, and how likely the other things are in a life."""
 
@@ -89,6 +96,10 @@ FEW = {
 @dataclass(eq=False)
 class Known:
     """An array that the host has made, and what it has been told about it.
+
+    ``volumes`` are those that the host knows to be there, with their NGUIDs. ``coming`` is what a
+    volume is like for which it has asked, and ``going`` are the numbers of those whose end it has
+    asked for. ``namespace`` is the one that has the data.
 
     ``stored`` is the number that each block holds for sure, and ``begun`` are those that it may
     hold instead. ``lost`` are the roles of drives that were pulled. ``missed`` are those of them
@@ -105,6 +116,9 @@ class Known:
     blocks: int = 0
     number: int = 0
     namespace: int = 0
+    volumes: dict[raid.Volume, bytes] = field(default_factory=dict)
+    coming: set[tuple] = field(default_factory=set)
+    going: set[int] = field(default_factory=set)
     stored: dict[int, int] = field(default_factory=dict)
     begun: dict[int, set[int]] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
@@ -142,6 +156,7 @@ class Lives:
         self.arrays: list[Known] = []
         self.seen: Counter = Counter()
         self._numbers = 0
+        self._names: set[bytes] = set()  # every NGUID that there has been
         self._until = 0.0  # power is there
 
     @contextmanager
@@ -194,6 +209,8 @@ class Lives:
             for _ in range(self.random.randint(1, FEW["write"])):
                 card.transport.spawn(self._write(card, array))
             card.transport.spawn(self._trouble(card, array))
+            if self.random.random() < FEW["divide"]:
+                card.transport.spawn(self._turn_over(card, array))
 
     # What must be there
 
@@ -220,11 +237,44 @@ class Lives:
                 if member.port < CONFIG.ports:
                     array.ports[role] = member.port
             array.others.clear()
-            array.number, array.blocks = one.number, one.blocks
-            array.created, array.deleted = True, False
-            array.namespace = await raid.create_volume(card.nvme, one.number)
+            array.number, array.created, array.deleted = one.number, True, False
+            await self._look_at_volumes(card, array)
+            if not array.namespace:
+                await self._divide(card, array, one.blocks)
             await self._settle(card, array)
         assert not found, f"nobody has made {found}"
+
+    async def _look_at_volumes(self, card: SimulatedCard, array: Known) -> None:
+        """The volumes of an array are those that it had, with their numbers, formats and names."""
+        listed = [one for one in await raid.volumes(card.nvme) if one.array == array.number]
+        found = {one: await self._name(card, one.namespace) for one in listed}
+        array.volumes = {
+            replace(one, array=array.number): name for one, name in array.volumes.items()
+        }
+        for one, name in found.items():
+            if one in array.volumes:
+                assert name == array.volumes[one], f"{one} has another name"
+                self.seen["volumes that were there"] += 1
+            else:
+                assert self._kind(one) in array.coming, f"nobody has made {one}"
+                assert name not in self._names, f"{one} has a name that was used"
+                self.seen["volumes that were there, and not told"] += 1
+            self._names.add(name)
+        for one in array.volumes:
+            assert one in found or one.namespace in array.going, f"{one} is lost"
+        array.volumes = found
+        array.coming.clear()
+        array.going.clear()
+        array.namespace = next((one.namespace for one in found if one.start == 0), 0)
+
+    @staticmethod
+    def _kind(one: raid.Volume) -> tuple:
+        """What a volume is like, whatever its number."""
+        return one.start, one.blocks, one.sector_bytes
+
+    @staticmethod
+    async def _name(card: SimulatedCard, namespace: int) -> bytes:
+        return (await card.nvme.identify(0, namespace))[NGUID]
 
     async def look_again(self, card: SimulatedCard) -> None:
         """Looks whether the data of all arrays is still there."""
@@ -296,8 +346,53 @@ class Lives:
             array.created = True
             self.seen["arrays made"] += 1
             one = await self._state(card, array)
-            array.blocks = one.blocks
-            array.namespace = await raid.create_volume(card.nvme, array.number)
+            await self._divide(card, array, one.blocks)
+
+    async def _divide(self, card: SimulatedCard, array: Known, blocks: int) -> None:
+        """An array of so many blocks gets the volume that has the data."""
+        array.blocks = blocks - TAIL
+        one = await self.create_volume(card, array, 0, array.blocks)
+        array.namespace = one.namespace
+
+    async def create_volume(
+        self, card: SimulatedCard, array: Known, start: int, blocks: int, sector_bytes: int = 4096
+    ) -> raid.Volume:
+        """A volume, whose name is new."""
+        array.coming.add((start, blocks, sector_bytes))
+        number = await raid.create_volume(
+            card.nvme, array.number, start, blocks, sector_bytes=sector_bytes
+        )
+        (one,) = [one for one in await raid.volumes(card.nvme) if one.namespace == number]
+        name = await self._name(card, number)
+        assert name not in self._names, f"{one} has a name that was used"
+        self._names.add(name)
+        array.volumes[one] = name
+        array.coming.clear()
+        return one
+
+    async def delete_volume(self, card: SimulatedCard, array: Known, one: raid.Volume) -> None:
+        """It goes."""
+        array.going.add(one.namespace)
+        await raid.delete_volume(card.nvme, one.namespace)
+        del array.volumes[one]
+        array.going.discard(one.namespace)
+
+    async def _turn_over(self, card: SimulatedCard, array: Known) -> None:
+        """Volumes come and go in the tail of an array. They never have all of it."""
+        choose, end = self.random, array.blocks + TAIL
+        while not array.deleted:
+            await card.transport.sleep(choose.uniform(0, LIFE_NS / 2))
+            others = [one for one in array.volumes if one.start]
+            if array.deleted:
+                return
+            if others:
+                await self.delete_volume(card, array, others[0])
+                self.seen["volumes deleted"] += 1
+            else:
+                start = choose.randrange(array.blocks, end)
+                blocks = choose.randint(1, end - start)
+                await self.create_volume(card, array, start, blocks, choose.choice((512, 4096)))
+                self.seen["volumes made"] += 1
 
     def _free(self) -> list[int]:
         """Ports whose drives no array has or gets."""
@@ -366,7 +461,10 @@ class Lives:
             array.deleted = True
             with suppress(NvmeError):
                 await background.stop_job(nvme, array.number)
-            await raid.delete_volume(nvme, array.namespace)
+            while array.coming or array.going:
+                await card.transport.sleep(POLL_NS)
+            for one in list(array.volumes):
+                await self.delete_volume(card, array, one)
             while True:
                 try:
                     await raid.delete_array(nvme, array.number)

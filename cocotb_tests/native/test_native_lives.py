@@ -34,7 +34,7 @@ async def made(card: SimulatedCard, lives: Lives, level: Level, ports: list[int]
     array.created = True
     (one,) = [one for one in await raid.arrays(card.nvme) if one.number == array.number]
     array.blocks = one.blocks
-    array.namespace = await raid.create_volume(card.nvme, array.number)
+    array.namespace = (await lives.create_volume(card, array, 0, one.blocks)).namespace
     address = card.transport.memory.allocate(BLOCK_BYTES)
     for block in range(array.blocks):
         card.transport.memory.write(address, contents(block, block + 1))
@@ -231,9 +231,6 @@ def test_a_degraded_array_stays_clean():
         found = {one.level: one for one in await raid.arrays(card.nvme)}
         assert found[Level.RAID5].missing == 1, found
         assert found[Level.RAID0].state == ArrayState.OPTIMAL, found
-        lives.arrays[0].namespace = await raid.create_volume(
-            card.nvme, found[Level.RAID5].number
-        )
         await lives.look_again(card)
 
     for life in (begin, nobody, back):

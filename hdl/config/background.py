@@ -23,8 +23,9 @@ class Background:
         that it missed. It needs ``background``. With 0 there is no bitmap, and such a drive is
         rebuilt from the first row to the last.
     metadata
-        Arrays live on their drives (`hdl.metadata`). It needs ``background``. Without it, which is
-        the default, the controller forgets its arrays when power goes.
+        Arrays live on their drives (`hdl.metadata`). It needs ``background``, and there may be 64
+        volumes at most. Without it, which is the default, the controller forgets its arrays when
+        power goes.
     """
 
     background: bool = True

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hdl.config.pcie import Pcie
 from hdl.config.shares import Shares
+from hdl.config.sizes import MOST_STORED_VOLUMES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,4 +32,8 @@ class Config(Pcie, Shares):
             raise ValueError("slow_read_ms needs background, which knows what arrays have left")
         if self.gather_reads and not self.background:
             raise ValueError("gather_reads needs background, which knows what arrays have left")
+        if self.metadata and self.volumes > MOST_STORED_VOLUMES:
+            raise ValueError(
+                f"metadata has room for {MOST_STORED_VOLUMES} volumes, not for {self.volumes}"
+            )
         self.check_shares()

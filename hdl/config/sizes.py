@@ -26,6 +26,9 @@ DATA_OFFSET_BLOCKS = 256
 """Blocks at the start of every member that are kept free for metadata: 1 MiB, as Linux md leaves.
 """
 
+MOST_STORED_VOLUMES = 64
+"""Volumes of a controller whose arrays live on their drives: so many have room in a list."""
+
 PIECES = 8
 """Pieces of a block that can be worked out one by one while the rest of it is still landing."""
 

@@ -5,7 +5,9 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.geometry import WIDTH_BITS
+from hdl.flow.volume_facts import volume_name
 from hdl.kit.optional import optional
+from hdl.kit.pulse import Pulse
 
 
 class ManageOpcode(enum.Enum, shape=4):
@@ -117,6 +119,10 @@ def manage_request(config: Config) -> data.StructLayout:
         its port, and each member has ``blocks`` blocks at most. Members that are failed or stale,
         or whose port has no drive, must be ``degraded``. Such a port may be one that the controller
         does not have.
+    CREATE_VOLUME with ``placed``
+        Only with `Config.metadata`. Brings up a volume that the drives of the array list. It has
+        ``name``, and gets number ``volume`` if that is free. ``sectors`` and ``emulation`` are
+        those that it was given, and not the default.
     REPLACE
         Member ``position`` of ``array`` is failed. The drive at ``port`` takes its place and is to
         be rebuilt. It may be the drive that was the member before.
@@ -149,7 +155,7 @@ def manage_request(config: Config) -> data.StructLayout:
     REMOVE_SPARE
         Makes the drive at ``port`` no spare any more.
     """
-    placed = optional(config.metadata, {"placed": 1})
+    placed = optional(config.metadata, {"placed": 1, "name": volume_name()})
     formats = optional(config.sector_emulation, {"sectors": 1, "emulation": Emulation})
     return data.StructLayout(
         {
@@ -219,5 +225,25 @@ class Changes(wiring.Signature):
             {
                 "request": Out(stream.Signature(manage_request(config))),
                 "response": In(stream.Signature(manage_response(config))),
+            }
+        )
+
+
+class MadeChange(wiring.Signature):
+    """A change to the tables as it is made, seen from the tables.
+
+    Ports
+    -----
+    asked
+        It has been taken.
+    answered
+        How it has been answered, before another one is taken.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "asked": Out(Pulse(manage_request(config))),
+                "answered": Out(Pulse(manage_response(config))),
             }
         )

@@ -7,15 +7,17 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.geometry import WIDTH_BITS, Level
-from hdl.flow.manage import Changes, ManageOpcode, ManageStatus
+from hdl.flow.manage import Changes, Emulation, ManageOpcode, ManageStatus
 from hdl.flow.table_read import placed_member, placed_read
 from hdl.flow.walk import WalkKind
 from hdl.kit.pick import lowest_bit
+from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.metadata.assembler import Assembler
 from hdl.metadata.found_set import Hindrance
 from hdl.metadata.records import record, record_read
 from hdl.metadata.superblock import WORD_BITS, Word, kept_address, kept_read
+from hdl.metadata.superblocks import ListReads
 from hdl.nvme.admin.names import IDENTITY_BITS
 
 SETTLE_CYCLES = 255
@@ -25,6 +27,9 @@ NAMED = (*range(Word.SET_UUID, Word.SET_NAME), Word.EVENTS, Word.EVENTS + 1)
 """Words that a record is made of, in its order."""
 
 ROLE_BITS = (MAX_DRIVES - 1).bit_length()
+
+HOLDING = ("CREATE", "CREATED", "GIVE", "TAKE_VOLUME", "CREATE_VOLUME", "CREATED_VOLUME", "LISTED")
+"""States in which an array is there, and perhaps not all of its volumes."""
 
 
 class BringUp(wiring.Component):
@@ -41,7 +46,12 @@ class BringUp(wiring.Component):
     have. Drives that were being rebuilt are rebuilt from their first row on. Rows of an array that
     is dirty are made consistent before that.
 
-    A set takes what `Assembler` and the tables take, 12 cycles, and 4 for each array and role.
+    Its volumes are those of the newest list that any of its members holds. They get the numbers
+    that they had, or the lowest free ones. An entry that does not fit the array is passed over. If
+    there is no number left for a volume, the array is not ``listed``.
+
+    A set takes what `Assembler`, `VolumeListReader` and the tables take, 16 cycles, and 5 for each
+    array and role.
 
     Parameters
     ----------
@@ -62,10 +72,18 @@ class BringUp(wiring.Component):
         What the tables know of the drives.
     kept_read
         What is kept of superblocks.
+    lists
+        The lists of volumes.
     kept, record_read
         Which arrays have superblocks, and what these say (`hdl.metadata.keeper.Keeper`).
     changes
         Changes for `hdl.background.background.Background`.
+    holds
+        A level. More changes of the same array follow, and nobody else makes one before.
+    appeared
+        One bit per volume, a pulse. It has been brought up.
+    listed
+        An array has all volumes that its drives list.
     brought_up
         What the superblocks of the array say that is being brought up.
     placed_read
@@ -86,9 +104,13 @@ class BringUp(wiring.Component):
                 "valid": In(config.ports),
                 "drives": In(DriveStates()),
                 "kept_read": Out(kept_read(config)),
+                "lists": Out(ListReads(config)),
                 "kept": In(config.arrays),
                 "record_read": Out(record_read(config)),
                 "changes": Out(Changes(config)),
+                "holds": Out(1),
+                "appeared": Out(config.volumes),
+                "listed": Out(Pulse(config.array_bits)),
                 "brought_up": Out(record()),
                 "placed_read": In(placed_read(config)),
                 "ready": Out(1),
@@ -110,6 +132,7 @@ class BringUp(wiring.Component):
         self._named = Signal(MAX_DRIVES)
         self._away = Signal(config.ports)  # drives that have gone since the sets are made up
         self._array = Signal(config.array_bits)
+        self._complete = Signal()  # it has each volume of the list that fits
 
     def elaborate(self, platform) -> Module:
         assembler, found = self._assembler, self._assembler.found
@@ -123,6 +146,9 @@ class BringUp(wiring.Component):
             assembler.kept_read.data.eq(self.kept_read.data),
             assembler.member_read.address.eq(self._role),
             self.record_read.address.eq(self._entry),
+            self.lists.set_uuid.eq(self.brought_up.set_uuid),
+            self.lists.look.payload.eq(assembler.member_read.data),
+            self.listed.payload.eq(self._array),
         ]
         self._make_request(m)
         with m.FSM(name="bring_up") as fsm:
@@ -132,15 +158,23 @@ class BringUp(wiring.Component):
             self._compare(m)
             self._place(m)
             self._create(m)
+            self._create_volumes(m)
             self._rebuild(m)
             request, response = self.changes.request, self.changes.response
+            lists = self.lists
             settles = self._cycles != SETTLE_CYCLES
             waits = (
                 (fsm.ongoing("REST") & ~self._begins & ~settles)
                 | (request.valid & ~request.ready)
                 | (response.ready & ~response.valid)
+                | (lists.look.valid & ~lists.look.ready)
+                | (fsm.ongoing("NEXT") & ~lists.look.ready)
+                | (fsm.ongoing("TAKE_VOLUME") & ~lists.entries.valid)
             )
-            m.d.comb += self.busy.eq(~waits)
+            m.d.comb += [
+                self.busy.eq(~waits),
+                self.holds.eq(Cat(fsm.ongoing(state) for state in HOLDING).any()),
+            ]
         return m
 
     def _tell_places(self, m: Module) -> None:
@@ -177,6 +211,17 @@ class BringUp(wiring.Component):
             asked.idle.eq(found.dirty & found.rebuilding.any()),
             asked.kind.eq(WalkKind.REBUILD),
         ]
+        listed = self.lists.entries.payload
+        emulation = Mux(listed.facts.coarse, Emulation.FORCE, Emulation.NONE)
+        with m.If(asked.opcode == ManageOpcode.CREATE_VOLUME):
+            m.d.comb += [
+                asked.volume.eq(listed.number),
+                asked.start.eq(listed.start),
+                asked.blocks.eq(listed.blocks),
+                asked.name.eq(listed.facts.name),
+                asked.sectors.eq(listed.facts.sectors),
+                asked.emulation.eq(emulation),
+            ]
 
     def _rest(self, m: Module) -> None:
         """The state REST: until drives have come, and it is known what all of them hold."""
@@ -256,10 +301,11 @@ class BringUp(wiring.Component):
             with m.If(self.kept.bit_select(entry, 1) & same):
                 m.next = "PASS"
             with m.Elif(entry == self._config.arrays - 1):
+                m.d.comb += self.lists.begin.eq(1)
                 m.next = "ASK_ROLE"
 
     def _place(self, m: Module) -> None:
-        """The states ASK_ROLE and PLACE: each role has a port."""
+        """The states ASK_ROLE to NEXT: each role has a port, and members' lists are looked at."""
         role, named, found = self._role, self._named, self._found
         held = (found.members | found.rebuilding).bit_select(role, 1)
         free = ~(self.drives.used | self.drives.present | named)
@@ -278,11 +324,25 @@ class BringUp(wiring.Component):
                     stale=found.rebuilding.bit_select(role, 1),
                 ),
             ]
-            m.d.sync += [named.eq(named | (1 << port)), role.eq(role + 1)]
-            m.next = "ASK_ROLE"
-            with m.If(~held & ~free.any()):
+            m.d.sync += named.eq(named | (1 << port))
+            m.next = "NEXT"
+            with m.If(found.members.bit_select(role, 1)):
+                m.next = "LOOK"
+            with m.Elif(~held & ~free.any()):
                 m.next = "PASS"
-            with m.Elif(role == found.width - 1):
+
+        with m.State("LOOK"):
+            away = self._away.bit_select(self.lists.look.payload, 1)
+            m.d.comb += self.lists.look.valid.eq(~away)
+            with m.If(self.lists.look.ready):
+                m.next = "NEXT"
+
+        # A drive has been looked at once another one could be named.
+        with m.State("NEXT"):
+            with m.If(role != found.width - 1):
+                m.d.sync += role.eq(role + 1)
+                m.next = "ASK_ROLE"
+            with m.Elif(self.lists.look.ready):
                 m.d.sync += role.eq(0)
                 m.next = "CREATE"
 
@@ -301,12 +361,44 @@ class BringUp(wiring.Component):
 
         with m.State("CREATED"):
             m.d.comb += response.ready.eq(1)
-            m.d.sync += self._array.eq(response.payload.index)
+            m.d.sync += [self._array.eq(response.payload.index), self._complete.eq(1)]
             with m.If(response.valid):
                 m.next = "PASS"
-                made = response.payload.status == ManageStatus.DONE
-                with m.If(made & self._found.rebuilding.any()):
-                    m.next = "REBUILD"
+                with m.If(response.payload.status == ManageStatus.DONE):
+                    m.next = "GIVE"
+
+    def _create_volumes(self, m: Module) -> None:
+        """The states GIVE to LISTED: the tables make its volumes, one after the other."""
+        entries, response = self.lists.entries, self.changes.response
+        with m.State("GIVE"):
+            m.d.comb += self.lists.give.eq(1)
+            m.next = "TAKE_VOLUME"
+
+        with m.State("TAKE_VOLUME"):
+            m.d.comb += entries.ready.eq(~entries.payload.valid)
+            with m.If(entries.valid):
+                m.next = "CREATE_VOLUME"
+                with m.If(~entries.payload.valid):
+                    m.next = "LISTED"
+
+        with m.State("CREATE_VOLUME"):
+            self._ask(m, ManageOpcode.CREATE_VOLUME, "CREATED_VOLUME")
+
+        with m.State("CREATED_VOLUME"):
+            m.d.comb += [response.ready.eq(1), entries.ready.eq(response.valid)]
+            with m.If(response.valid):
+                m.next = "TAKE_VOLUME"
+                with m.Switch(response.payload.status):
+                    with m.Case(ManageStatus.DONE):
+                        m.d.comb += self.appeared.eq(1 << response.payload.index)
+                    with m.Case(ManageStatus.NO_ENTRY):
+                        m.d.sync += self._complete.eq(0)
+
+        with m.State("LISTED"):
+            m.d.comb += self.listed.valid.eq(self._complete)
+            m.next = "PASS"
+            with m.If(self._found.rebuilding.any()):
+                m.next = "REBUILD"
 
     def _rebuild(self, m: Module) -> None:
         """The states REBUILD and REBUILDING: drives that are not whole are rebuilt."""

@@ -13,6 +13,7 @@ class ChangeTurns(wiring.Component):
 
     A change that is offered is passed on in the next cycle at the earliest, and no other until its
     answer has been taken. If both ask, the first one waits for one change of the other at most.
+    While the second user ``holds`` its turn, nothing of the first one is passed on.
 
     Parameters
     ----------
@@ -23,6 +24,8 @@ class ChangeTurns(wiring.Component):
     -----
     users
         Changes of two users.
+    holds
+        A level. The second user has more changes to make before anybody else makes one.
     changes
         Changes of both.
     busy
@@ -33,6 +36,7 @@ class ChangeTurns(wiring.Component):
         super().__init__(
             {
                 "users": In(Changes(config)).array(2),
+                "holds": In(1),
                 "changes": Out(Changes(config)),
                 "busy": Out(1),
             }
@@ -42,11 +46,14 @@ class ChangeTurns(wiring.Component):
         m = Module()
         request, response = self.changes.request, self.changes.response
         first, second = self.users
-        turn = Signal()
+        turn, asked = Signal(), Signal()
+        m.d.comb += asked.eq((first.request.valid & ~self.holds) | second.request.valid)
         with m.FSM(name="turns") as fsm:
             with m.State("REST"):
-                m.d.sync += turn.eq(Mux(turn, ~first.request.valid, second.request.valid))
-                with m.If(first.request.valid | second.request.valid):
+                m.d.sync += turn.eq(
+                    Mux(turn, ~first.request.valid | self.holds, second.request.valid)
+                )
+                with m.If(asked):
                     m.next = "ASK"
 
             with m.State("ASK"):
@@ -72,7 +79,7 @@ class ChangeTurns(wiring.Component):
         m.d.comb += [
             response.ready.eq(listens & Mux(turn, second.response.ready, first.response.ready)),
             self.busy.eq(
-                (rests & (first.request.valid | second.request.valid))
+                (rests & asked)
                 | (asks & request.ready)
                 | (response.valid & response.ready)
             ),

@@ -12,10 +12,12 @@ from hdl.flow.manage import Changes, ManageOpcode, ManageStatus
 from hdl.flow.operation import DriveStatus
 from hdl.flow.table_read import geometry_read, member_read
 from hdl.kit.pick import lowest_bit
+from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.metadata.records import record, record_read
 from hdl.metadata.superblock_facts import MdShape, SuperblockFacts
-from hdl.metadata.superblock_writer import Edit, superblock_edit
+from hdl.metadata.superblock_writer import Edit
+from hdl.metadata.superblocks import member_edit
 from hdl.nvme.admin.names import Card
 
 ROLE_BITS = (MAX_DRIVES - 1).bit_length()
@@ -31,6 +33,9 @@ FOLLOWED = (
     ManageOpcode.END_MIGRATION,
 )
 """Changes after which the superblocks of an array are written."""
+
+OF_VOLUMES = (ManageOpcode.CREATE_VOLUME, ManageOpcode.DELETE_VOLUME)
+"""Changes after which its lists of volumes are written as well."""
 
 
 def home(config: Config) -> data.StructLayout:
@@ -75,7 +80,15 @@ class Keeper(wiring.Component):
     md cannot express some arrays. What their members held before becomes zeros, so that no array
     comes back that has been written over. They are forgotten with the power.
 
-    The members of an array take 3,500 cycles each and what their drives take.
+    Each member has the list of the array's volumes as well. It is written to a drive that becomes a
+    member, and to all members after each change of a volume. A list is newer than another one if
+    its ``generation`` is greater, which is ``events`` of the superblock that is written after it.
+    Of an array that is brought up no list is written until the volumes are there that its drives
+    list (``listed``). Until then the host changes none of its volumes, which is refused as
+    NO_ENTRY.
+
+    The members of an array take 3,500 cycles each and what their drives take, and 5,100 more if
+    the list is written.
 
     Parameters
     ----------
@@ -123,10 +136,12 @@ class Keeper(wiring.Component):
     claimed
         One bit per port. Its superblock is not what it should be, or belongs to an array that is
         there. No array may be brought up from it.
+    listed
+        The volumes of an array are there that its drives list.
     withholds
         Nothing may be acknowledged to the host.
     rests
-        Every superblock says what is so.
+        Every superblock says what is so, and every list of an array that is ``listed``.
     busy
         It works, and does not wait for anybody.
     """
@@ -149,13 +164,14 @@ class Keeper(wiring.Component):
                 "clean": In(1),
                 "geometry_read": Out(geometry_read(config)),
                 "member_read": Out(member_read(config)),
-                "edit": Out(stream.Signature(superblock_edit(config))),
+                "edit": Out(stream.Signature(member_edit(config))),
                 "facts": Out(SuperblockFacts),
                 "done": In(stream.Signature(DriveStatus)),
                 "fail": Out(stream.Signature(config.port_bits)),
                 "record_read": In(record_read(config)),
                 "kept": Out(config.arrays),
                 "claimed": Out(config.ports),
+                "listed": In(Pulse(config.array_bits)),
                 "withholds": Out(1),
                 "rests": Out(1),
                 "busy": Out(1),
@@ -163,6 +179,7 @@ class Keeper(wiring.Component):
         )
         self._records = Table(record(), config.arrays, reads=2)
         self._homes = Table(home(config), MAX_DRIVES)
+        self._owners = Table(config.array_bits, config.volumes)  # the array of each volume
         self._shape = MdShape(config=config)
 
         # A bit a port. Its superblock claims that its drive is a member (or it is zeros, if md
@@ -188,6 +205,9 @@ class Keeper(wiring.Component):
         self._torn = Signal(config.arrays)
         self._inconsistent = Signal(config.arrays)
         self._doubted = Signal(config.arrays)
+        # A bit an array. The volumes that its drives list are there. Its lists must be written.
+        self._listed = Signal(config.arrays)
+        self._relists = Signal(config.arrays)
         self._was_clean = Signal(init=1)
         self._has_work = Signal()
 
@@ -209,6 +229,7 @@ class Keeper(wiring.Component):
         self._cause = Signal(config.port_bits)
         self._makes = Signal()
         self._rewritten = Signal()
+        self._lists = Signal()  # the lists of all members are written in this round
         self._stores = Signal()
         # One that its array needs has refused what was to be written. Members, by their roles, that
         # this round has written.
@@ -222,6 +243,8 @@ class Keeper(wiring.Component):
 
         # Changes: the one that the tables make, and what arrays that are new are called.
         self._opcode = Signal(ManageOpcode)
+        self._owner = Signal(config.array_bits)  # the array of the volume that is changed
+        self._weighed = Signal()  # it may be changed
         self._changed = Signal(config.array_bits)
         self._placed = Signal()
         self._assumed = Signal()
@@ -234,6 +257,7 @@ class Keeper(wiring.Component):
         m = Module()
         m.submodules.records = self._records
         m.submodules.homes = self._homes
+        m.submodules.owners = self._owners
         m.submodules.shape = self._shape
         self._connect_tables(m)
         self._say_dirty(m)
@@ -249,6 +273,7 @@ class Keeper(wiring.Component):
             self._look_at_members(m)
             self._write_member(m)
             self._end(m)
+        self._hear_listed(m)
         waits = (
             (keep.ongoing("REST") & ~self._has_work)
             | (keep.ongoing("SEND") & ~self.edit.ready)
@@ -257,12 +282,12 @@ class Keeper(wiring.Component):
             | (keep.ongoing("FAIL") & ~self.fail.ready)
         ) & (
             (change.ongoing("PASS") & ~self.changes.request.valid)
-            | (change.ongoing("PASS") & ~self.table_changes.request.ready)
+            | (self.table_changes.request.valid & ~self.table_changes.request.ready)
             | (change.ongoing("AWAIT") & ~self.table_changes.response.valid)
             | (change.ongoing("HOLD") & ~self.rests)
             | (change.ongoing("ANSWER") & ~self.changes.response.ready)
         )
-        m.d.comb += self.busy.eq(~waits)
+        m.d.comb += self.busy.eq(~waits | self.listed.valid)
         return m
 
     def _connect_tables(self, m: Module) -> None:
@@ -277,6 +302,9 @@ class Keeper(wiring.Component):
             self._homes.write.address.eq(self._port),
             self._homes.write.data.role.eq(self._role),
             self._homes.write.data.array.eq(self._array),
+            self._owners.reads[0].address.eq(self.changes.request.payload.volume),
+            self._owners.write.address.eq(self.changes.response.payload.index),
+            self._owners.write.data.eq(self._changed),
             self._shape.geometry.eq(shape),
             facts.set_uuid.eq(self._record.set_uuid),
             facts.level.eq(self._shape.level),
@@ -330,26 +358,62 @@ class Keeper(wiring.Component):
             m.d.sync += self._due.eq(self._due | (self.doubts & ~self._doubted))
         m.d.sync += self._has_changed.eq(self._has_changed | drives.changed)
 
+    def _hear_listed(self, m: Module) -> None:
+        """An array has got its volumes. Whatever else happens in this cycle, that is not missed."""
+        with m.If(self.listed.valid):
+            self._relist(m, self.listed.payload)
+            m.d.sync += self._listed.bit_select(self.listed.payload, 1).eq(1)
+
+    def _relist(self, m: Module, array: Value) -> None:
+        """The lists of all members of an array must be written."""
+        m.d.sync += [
+            self._due.bit_select(array, 1).eq(1),
+            self._relists.bit_select(array, 1).eq(1),
+        ]
+
     def _pass_change(self, m: Module) -> None:
         """The states PASS to ANSWER: a change is made, and what follows from it is written."""
         request, response = self.changes.request, self.changes.response
         asked, told = self.table_changes.request, self.table_changes.response
         creates = self._opcode == ManageOpcode.CREATE_ARRAY
         done = response.payload.status == ManageStatus.DONE
+        of_volumes = Cat(request.payload.opcode == opcode for opcode in OF_VOLUMES).any()
+        passes = ~of_volumes | self._weighed
         with m.State("PASS"):
             m.d.comb += [
                 asked.payload.eq(request.payload),
-                asked.valid.eq(request.valid),
-                request.ready.eq(asked.ready),
+                asked.valid.eq(request.valid & passes),
+                request.ready.eq(asked.ready & passes),
             ]
             m.d.sync += [
                 self._opcode.eq(request.payload.opcode),
-                self._changed.eq(request.payload.array),
+                self._changed.eq(Mux(of_volumes, self._owner, request.payload.array)),
                 self._placed.eq(request.payload.placed),
                 self._assumed.eq(request.payload.assumed),
             ]
             with m.If(asked.valid & asked.ready):
+                m.d.sync += self._weighed.eq(0)
                 m.next = "AWAIT"
+            with m.Elif(request.valid & ~passes):
+                m.next = "WEIGH"
+
+        with m.State("WEIGH"):
+            makes = request.payload.opcode == ManageOpcode.CREATE_VOLUME
+            owner = Mux(makes, request.payload.array, self._owners.reads[0].data)
+            m.d.sync += [self._owner.eq(owner), self._weighed.eq(1)]
+            m.next = "PASS"
+            listed = self._listed.bit_select(owner[: self._config.array_bits], 1)
+            with m.If(~listed & ~request.payload.placed):
+                m.next = "REFUSE"
+
+        with m.State("REFUSE"):
+            m.d.comb += request.ready.eq(1)
+            m.d.sync += [
+                self._weighed.eq(0),
+                response.payload.status.eq(ManageStatus.NO_ENTRY),
+                response.payload.index.eq(0),
+            ]
+            m.next = "ANSWER"
 
         with m.State("AWAIT"):
             m.d.comb += told.ready.eq(1)
@@ -382,6 +446,11 @@ class Keeper(wiring.Component):
         with m.Switch(self._opcode):
             with m.Case(*FOLLOWED):
                 m.d.sync += self._due.bit_select(changed, 1).eq(1)
+            with m.Case(*OF_VOLUMES):
+                with m.If(~self._placed):
+                    self._relist(m, changed)
+        with m.If(self._opcode == ManageOpcode.CREATE_VOLUME):
+            m.d.comb += self._owners.store()
         with m.If(self._opcode == ManageOpcode.DELETE_ARRAY):
             m.d.sync += kept.eq(0)
         with m.If(self._opcode == ManageOpcode.CREATE_ARRAY):
@@ -391,6 +460,8 @@ class Keeper(wiring.Component):
                 self._named.eq(1),
                 self._twice.bit_select(changed, 1).eq(self._placed),
                 self._inconsistent.bit_select(changed, 1).eq(~self._assumed),
+                self._listed.bit_select(changed, 1).eq(~self._placed),
+                self._relists.bit_select(changed, 1).eq(0),
             ]
 
     def _name_array(self, m: Module) -> None:
@@ -447,8 +518,9 @@ class Keeper(wiring.Component):
             m.d.sync += [
                 self._leaves.eq(1),
                 self._erases.bit_select(port, 1).eq(0),
-                self.edit.payload.edit.eq(Edit.ERASE),
-                self.edit.payload.port.eq(port),
+                self.edit.payload.superblock.edit.eq(Edit.ERASE),
+                self.edit.payload.superblock.port.eq(port),
+                self.edit.payload.lists.eq(0),
             ]
             m.next = "SEND"
             with m.If(self.drives.failed.bit_select(port, 1) | ~leavers.bit_select(port, 1)):
@@ -529,6 +601,7 @@ class Keeper(wiring.Component):
             m.d.sync += [
                 self._record.events.eq(self._record.events + 1),
                 self._makes.eq(self._first),
+                self._lists.eq(self._relists.bit_select(self._array, 1)),
                 self._first.eq(0),
                 self._written.eq(0),
             ]
@@ -547,7 +620,7 @@ class Keeper(wiring.Component):
         place = role[:ROLE_BITS]
         alive = self.facts.alive.bit_select(place, 1)
         failed = self.drives.failed.bit_select(port, 1)
-        edit, found = self.edit.payload, self._homes.reads[0].data
+        edit, found = self.edit.payload.superblock, self._homes.reads[0].data
         expressible = self._shape.expressible
         with m.State("ASK_PORT"):
             m.next = "NOTE_PORT"
@@ -566,11 +639,14 @@ class Keeper(wiring.Component):
             member = (self._claims & ~self._away).bit_select(port, 1) & at_home
             has = member & self._known.bit_select(port, 1)
             skips = self._written.bit_select(place, 1) | (has & ~expressible)
+            listed = self._listed.bit_select(self._array, 1)
             m.d.sync += [
                 self._was_member.eq(member),
                 edit.edit.eq(Mux(~expressible, Edit.ERASE, Mux(has, Edit.CHANGE, Edit.MAKE))),
                 edit.role.eq(role),
                 edit.port.eq(port),
+                self.edit.payload.array.eq(self._array),
+                self.edit.payload.lists.eq(expressible & listed & (self._lists | ~has)),
             ]
             m.next = "CLAIM"
             with m.If((self._makes & has) | skips):
@@ -660,6 +736,8 @@ class Keeper(wiring.Component):
             with m.If(~self._held_back):
                 m.d.comb += store
             m.d.sync += self._rounds.eq(self._rounds - 1)
+            with m.If(self._lists):
+                m.d.sync += self._relists.bit_select(array, 1).eq(0)
             m.next = "BEGIN"
             with m.If(self._rounds == 0):
                 m.d.sync += [

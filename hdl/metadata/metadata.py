@@ -11,7 +11,8 @@ from hdl.flow.flush_request import FlushRequest
 from hdl.flow.line import ReadPort, write_port
 from hdl.flow.manage import Changes
 from hdl.flow.operation import finished, operation
-from hdl.flow.table_read import geometry_read, member_read, placed_read
+from hdl.flow.table_read import geometry_read, member_read, placed_read, volume_read
+from hdl.flow.volume_facts import volume_facts_read
 from hdl.metadata.bring_up import BringUp
 from hdl.metadata.change_turns import ChangeTurns
 from hdl.metadata.clean_shutdown import CleanShutdown
@@ -53,6 +54,10 @@ class Metadata(wiring.Component):
         Table of the arrays.
     member_read
         Table of the members.
+    volume_read, facts_read
+        Volumes, and what is stored of them besides.
+    appeared
+        Bit a volume, a pulse: it has been brought up.
     shutdown
         The flush that a shutdown asks for.
     flush
@@ -95,6 +100,9 @@ class Metadata(wiring.Component):
                 "arrays": In(ArrayStatus(config)),
                 "geometry_read": Out(geometry_read(config)),
                 "member_read": Out(member_read(config)),
+                "volume_read": Out(volume_read(config)),
+                "facts_read": Out(volume_facts_read(config)),
+                "appeared": Out(config.volumes),
                 "shutdown": In(FlushRequest()),
                 "flush": Out(FlushRequest()),
                 "stored": In(1),
@@ -140,6 +148,8 @@ class Metadata(wiring.Component):
         connect(m, flipped(self.finished), superblocks.finished)
         connect(m, superblocks.line_read, flipped(self.line_read))
         connect(m, superblocks.line_write, flipped(self.line_write))
+        connect(m, superblocks.volume_read, flipped(self.volume_read))
+        connect(m, superblocks.facts_read, flipped(self.facts_read))
         m.d.comb += [
             superblocks.present.eq(self.present),
             superblocks.page_line.eq(self.page_line),
@@ -156,6 +166,7 @@ class Metadata(wiring.Component):
         connect(m, bring_up.changes, turns.users[1])
         connect(m, turns.changes, flipped(self.changes))
         connect(m, bring_up.kept_read, superblocks.kept_read)
+        connect(m, bring_up.lists, superblocks.lists)
         connect(m, bring_up.record_read, keeper.record_read)
         connect(m, flipped(self.placed_read), bring_up.placed_read)
         connect(m, flipped(self.drives), bring_up.drives)
@@ -166,6 +177,8 @@ class Metadata(wiring.Component):
             bring_up.known.eq(superblocks.known),
             bring_up.valid.eq(valid & ~keeper.claimed),
             bring_up.kept.eq(keeper.kept),
+            turns.holds.eq(bring_up.holds),
+            self.appeared.eq(bring_up.appeared),
         ]
 
     def _connect_keeper(self, m: Module) -> None:
@@ -177,6 +190,7 @@ class Metadata(wiring.Component):
         connect(m, keeper.member_read, flipped(self.member_read))
         connect(m, keeper.edit, superblocks.edit)
         connect(m, superblocks.done, keeper.done)
+        connect(m, self._bring_up.listed, keeper.listed)
         connect(m, keeper.fail, flipped(self.fail))
         connect(m, flipped(self.drives), keeper.drives)
         connect(m, flipped(self.card), keeper.card)

@@ -1,28 +1,63 @@
-"""The superblocks of all drives: what they are, and changes to them, one drive at a time."""
+"""The metadata of all drives: what it is, and changes to it, one drive at a time."""
 
-from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import stream, wiring
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.line import ReadPort, write_port
 from hdl.flow.operation import DriveStatus, finished, operation
+from hdl.flow.table_read import volume_read
+from hdl.flow.volume_facts import volume_facts_read
 from hdl.metadata.page_mover import PageMover
 from hdl.metadata.superblock import Finding, kept_read, kept_table
-from hdl.metadata.superblock_facts import SuperblockFacts
+from hdl.metadata.superblock_facts import UUID_BITS, SuperblockFacts
 from hdl.metadata.superblock_writer import Edit, SuperblockWriter, superblock_edit
 from hdl.metadata.survey import Survey
+from hdl.metadata.volume_list import listed_volume
+from hdl.metadata.volume_list_reader import VolumeListReader
+from hdl.metadata.volume_list_writer import VolumeListWriter
 from hdl.metadata.words import WordWriter
 
 
+def member_edit(config: Config) -> data.StructLayout:
+    """What is to be written of a member of ``array``: with ``lists`` the list of the array's
+    volumes, and after that the superblock."""
+    return data.StructLayout(
+        {"superblock": superblock_edit(config), "lists": 1, "array": config.array_bits}
+    )
+
+
+class ListReads(wiring.Signature):
+    """The lists of volumes of one array, seen from who wants them.
+
+    See `hdl.metadata.volume_list_reader.VolumeListReader`.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "begin": Out(1),
+                "set_uuid": Out(UUID_BITS),
+                "look": Out(stream.Signature(config.port_bits)),
+                "give": Out(1),
+                "entries": In(stream.Signature(listed_volume())),
+            }
+        )
+
+
 class Superblocks(wiring.Component):
-    """Reads the superblock of each drive that comes, and writes those that are asked for.
+    """Reads the superblock of each drive that comes, and lists that are asked for. Writes both.
 
     An edit waits until no drive is being read, and no drive is read while it lasts. It is for the
     drive that is there as it is offered. If that drive goes, the edit ends with GONE, and nothing
     is written to another one that comes in its place. Afterwards the drive is as known as any
     other. If the edit did not end with GOOD, or the drive has been away since, the drive is read
     again.
+
+    A list goes to the copy that does not hold the drive's newest one. So the newest list that has
+    been stored well is there whatever happens to the next one. The superblock is only written once
+    the list has been.
 
     Parameters
     ----------
@@ -35,8 +70,16 @@ class Superblocks(wiring.Component):
         Of the drive at each port, see `hdl.metadata.survey.Survey`.
     page_line
         A level. A line that nobody else uses.
-    edit, facts, done
-        See `hdl.metadata.superblock_writer.SuperblockWriter`.
+    edit
+        What is to be written.
+    facts
+        A level. What the array's superblocks say, constant until ``done``. Of no meaning to ERASE.
+    done
+        How that ended.
+    lists
+        Lists of volumes are read. None is asked for while its array is written.
+    volume_read, facts_read
+        The volumes.
     operation, finished, shuns
         Those of a `hdl.metadata.page_mover.PageMover`.
     line_read, line_write
@@ -56,9 +99,12 @@ class Superblocks(wiring.Component):
                 "present": In(config.ports),
                 "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
                 "page_line": In(config.line_bits),
-                "edit": In(stream.Signature(superblock_edit(config))),
+                "edit": In(stream.Signature(member_edit(config))),
                 "facts": In(SuperblockFacts),
                 "done": Out(stream.Signature(DriveStatus)),
+                "lists": In(ListReads(config)),
+                "volume_read": Out(volume_read(config)),
+                "facts_read": Out(volume_facts_read(config)),
                 "operation": Out(stream.Signature(operation(config))),
                 "finished": In(stream.Signature(finished(config))),
                 "shuns": Out(config.ports),
@@ -71,78 +117,166 @@ class Superblocks(wiring.Component):
             }
         )
         self._survey = Survey(config=config)
+        self._lists = VolumeListReader(config=config)
+        self._list_writer = VolumeListWriter(config=config)
         self._writer = SuperblockWriter(config=config)
         self._mover = PageMover(config=config)
         self._words = WordWriter(config=config)
         self._kept = kept_table(config, reads=2)
-        self._edit = Signal(superblock_edit(config))
+        self._edit = Signal(member_edit(config))
         self._writes = Signal()  # an edit is under way
         self._gone = Signal()  # the drive of the edit that is offered, or under way, has been away
+        self._newest = Signal(config.ports)  # a bit a port: the copy with the drive's newest list
+        self._lists_first = Signal()  # of the edit under way: the list is being written
 
     def elaborate(self, platform) -> Module:
-        survey, writer, words = self._survey, self._writer, self._words
+        survey, writer = self._survey, self._writer
         m = Module()
         m.submodules.survey = survey
+        m.submodules.lists = self._lists
+        m.submodules.list_writer = self._list_writer
         m.submodules.writer = writer
-        m.submodules.words = words
+        m.submodules.words = self._words
         m.submodules.mover = self._mover
         m.submodules.kept = self._kept
         connect(m, flipped(self.operation), self._mover.operation)
         connect(m, flipped(self.finished), self._mover.finished)
-        connect(m, survey.line_read, flipped(self.line_read))
-        connect(m, writer.words, words.words)
-        connect(m, words.line_write, flipped(self.line_write))
         m.d.comb += [
             survey.present.eq(self.present),
-            survey.page_line.eq(self.page_line),
-            writer.page_line.eq(self.page_line),
-            words.line.eq(self.page_line),
             writer.facts.eq(self.facts),
-            self._mover.gone.eq(Mux(self._writes, self._gone, survey.gone)),
             self.shuns.eq(self._mover.shuns),
             self.known.eq(survey.known),
-            self.busy.eq(survey.busy | writer.busy | self._mover.busy),
         ]
+        for user in (survey, self._lists, self._list_writer, writer):
+            m.d.comb += user.page_line.eq(self.page_line)
         for port, (there, told) in enumerate(zip(self.capacity, self.findings, strict=True)):
             m.d.comb += [survey.capacity[port].eq(there), told.eq(survey.findings[port])]
+        self._connect_lists(m)
         self._take_turns(m)
-        self._share(m)
+        self._share_mover(m)
+        self._share_lines(m)
         return m
 
-    def _take_turns(self, m: Module) -> None:
-        """An edit begins once no drive is read. Then its drive is known, or read again."""
-        survey, writer, edit = self._survey, self._writer, self._edit
-        ends = writer.done.valid & writer.done.ready
-        port = Mux(self._writes, edit.port, self.edit.payload.port)
-        is_there = self.present.bit_select(port, 1)
-        written = survey.written.payload
+    def _connect_lists(self, m: Module) -> None:
+        """What lists are about, and which copy of a drive is its newest."""
+        lists, writer, asked = self._lists, self._list_writer, self.lists
+        port = self._edit.superblock.port
+        connect(m, flipped(asked.look), lists.look)
+        connect(m, lists.entries, flipped(asked.entries))
+        connect(m, writer.volume_read, flipped(self.volume_read))
+        connect(m, writer.facts_read, flipped(self.facts_read))
         m.d.comb += [
-            survey.pause.eq(self.edit.valid | self._writes),
-            writer.edit.payload.eq(self.edit.payload),
-            writer.edit.valid.eq(self.edit.valid & survey.rests),
-            self.edit.ready.eq(writer.edit.ready & survey.rests),
-            self.done.payload.eq(writer.done.payload),
-            self.done.valid.eq(writer.done.valid),
-            writer.done.ready.eq(self.done.ready),
+            lists.begin.eq(asked.begin),
+            lists.set_uuid.eq(asked.set_uuid),
+            lists.give.eq(asked.give),
+            lists.known.eq(self._survey.known),
+            writer.set_uuid.eq(self.facts.set_uuid),
+            writer.generation.eq(self.facts.events),
+            writer.edit.payload.port.eq(port),
+            writer.edit.payload.array.eq(self._edit.array),
+            writer.edit.payload.copy.eq(~self._newest.bit_select(port, 1)),
+        ]
+        found = lists.newest
+        with m.If(found.valid):
+            m.d.sync += self._newest.bit_select(found.payload.port, 1).eq(found.payload.copy)
+
+    def _take_turns(self, m: Module) -> None:
+        """The states REST to TELL: an edit begins once no drive is read. Then its drive is known,
+        or read again."""
+        survey, writer, edit = self._survey, self._writer, self._edit
+        lists, list_writer, offered = self._lists, self._list_writer, self.edit
+        port = Mux(self._writes, edit.superblock.port, offered.payload.superblock.port)
+        is_there = self.present.bit_select(port, 1)
+        written, ends = survey.written.payload, Signal()
+        m.d.comb += [
+            survey.pause.eq(offered.valid | self._writes | lists.wants),
+            lists.may.eq(survey.rests & ~offered.valid & ~self._writes),
+            writer.edit.payload.eq(edit.superblock),
             survey.written.valid.eq(ends),
-            written.port.eq(edit.port),
-            written.known.eq((writer.done.payload == DriveStatus.GOOD) & ~self._gone & is_there),
-            written.finding.eq(Mux(edit.edit == Edit.ERASE, Finding.NONE, Finding.VALID)),
+            written.port.eq(port),
+            written.known.eq((self.done.payload == DriveStatus.GOOD) & ~self._gone & is_there),
+            written.finding.eq(
+                Mux(edit.superblock.edit == Edit.ERASE, Finding.NONE, Finding.VALID)
+            ),
         ]
         m.d.sync += self._gone.eq(
-            (self._writes | self.edit.valid) & ~ends & (self._gone | ~is_there)
+            (self._writes | offered.valid) & ~ends & (self._gone | ~is_there)
         )
-        with m.If(self.edit.valid & self.edit.ready):
-            m.d.sync += [edit.eq(self.edit.payload), self._writes.eq(1)]
-        with m.If(ends):
-            m.d.sync += self._writes.eq(0)
+        begins = offered.valid & self._rests
+        with m.FSM(name="turns") as fsm:
+            with m.State("REST"):
+                m.d.comb += offered.ready.eq(self._rests)
+                m.d.sync += edit.eq(offered.payload)
+                with m.If(begins):
+                    m.d.sync += self._writes.eq(1)
+                    m.next = "WRITE"
+                    with m.If(offered.payload.lists):
+                        m.next = "WRITE_LIST"
 
-    def _share(self, m: Module) -> None:
-        """The page mover and the table are the writer's during an edit, else the survey's."""
-        survey, writer, mover, kept = self._survey, self._writer, self._mover, self._kept
-        connect(m, flipped(self.kept_read), kept.reads[1])
-        connect(m, writer.kept_read, kept.reads[0])
-        for user, has in ((survey, ~self._writes), (writer, self._writes)):
+            with m.State("WRITE_LIST"):
+                m.d.comb += list_writer.edit.valid.eq(1)
+                with m.If(list_writer.edit.ready):
+                    m.next = "LISTEN_LIST"
+
+            with m.State("LISTEN_LIST"):
+                m.d.comb += list_writer.done.ready.eq(1)
+                m.d.sync += self.done.payload.eq(list_writer.done.payload)
+                with m.If(list_writer.done.valid):
+                    m.next = "TELL"
+                    with m.If(self._list_is_stored):
+                        newest = self._newest.bit_select(port, 1)
+                        m.d.sync += newest.eq(~newest)
+                        m.next = "WRITE"
+
+            with m.State("WRITE"):
+                m.d.comb += writer.edit.valid.eq(1)
+                with m.If(writer.edit.ready):
+                    m.next = "LISTEN"
+
+            with m.State("LISTEN"):
+                m.d.comb += writer.done.ready.eq(1)
+                m.d.sync += self.done.payload.eq(writer.done.payload)
+                with m.If(writer.done.valid):
+                    m.next = "TELL"
+
+            with m.State("TELL"):
+                m.d.comb += [self.done.valid.eq(1), ends.eq(self.done.ready)]
+                with m.If(self.done.ready):
+                    m.d.sync += self._writes.eq(0)
+                    m.next = "REST"
+
+            m.d.comb += self._lists_first.eq(
+                fsm.ongoing("WRITE_LIST") | fsm.ongoing("LISTEN_LIST")
+            )
+            moves = begins | fsm.ongoing("WRITE_LIST") | fsm.ongoing("WRITE") | ends
+        parts = (survey, lists, list_writer, writer, self._mover)
+        m.d.comb += self.busy.eq(Cat(moves, *(part.busy for part in parts)).any())
+
+    @property
+    def _list_is_stored(self) -> Value:
+        """What the list writer says."""
+        return self._list_writer.done.payload == DriveStatus.GOOD
+
+    @property
+    def _rests(self) -> Value:
+        """No drive is being read."""
+        return self._survey.rests & ~self._lists.reads
+
+    @property
+    def _users(self) -> tuple:
+        """Those that move pages, and which of them has the mover."""
+        return (
+            (self._survey, ~self._writes & ~self._lists.reads),
+            (self._lists, self._lists.reads),
+            (self._list_writer, self._writes & self._lists_first),
+            (self._writer, self._writes & ~self._lists_first),
+        )
+
+    def _share_mover(self, m: Module) -> None:
+        """The page mover is that of whose turn it is."""
+        mover, read_gone = self._mover, Mux(self._lists.reads, self._lists.gone, self._survey.gone)
+        m.d.comb += mover.gone.eq(Mux(self._writes, self._gone, read_gone))
+        for user, has in self._users:
             with m.If(has):
                 m.d.comb += [
                     mover.move.payload.eq(user.move.payload),
@@ -150,8 +284,39 @@ class Superblocks(wiring.Component):
                     user.move.ready.eq(mover.move.ready),
                     user.moved.valid.eq(mover.moved.valid),
                     mover.moved.ready.eq(user.moved.ready),
+                ]
+            m.d.comb += user.moved.payload.eq(mover.moved.payload)
+
+    def _share_lines(self, m: Module) -> None:
+        """So are the words of the page line, and what is kept of superblocks."""
+        survey, lists, kept, words = self._survey, self._lists, self._kept, self._words
+        writer, list_writer = self._writer, self._list_writer
+        connect(m, flipped(self.kept_read), kept.reads[1])
+        connect(m, writer.kept_read, kept.reads[0])
+        connect(m, words.line_write, flipped(self.line_write))
+        m.d.comb += words.line.eq(self.page_line)
+        for user, has in ((survey, ~self._writes), (writer, self._writes)):
+            with m.If(has):
+                m.d.comb += [
                     kept.write.address.eq(user.kept_write.address),
                     kept.write.data.eq(user.kept_write.data),
                     kept.write.enable.eq(user.kept_write.enable),
                 ]
-            m.d.comb += user.moved.payload.eq(mover.moved.payload)
+        for user, has in ((list_writer, self._lists_first), (writer, ~self._lists_first)):
+            with m.If(has):
+                m.d.comb += [
+                    words.words.payload.eq(user.words.payload),
+                    words.words.valid.eq(user.words.valid),
+                    user.words.ready.eq(words.words.ready),
+                ]
+        asked = self.line_read.request
+        for user, has in ((survey, ~lists.reads), (lists, lists.reads)):
+            inner = user.line_read
+            with m.If(has):
+                m.d.comb += [
+                    asked.payload.eq(inner.request.payload),
+                    asked.valid.eq(inner.request.valid),
+                    inner.request.ready.eq(asked.ready),
+                    inner.response_valid.eq(self.line_read.response_valid),
+                ]
+            m.d.comb += inner.response.eq(self.line_read.response)

@@ -19,13 +19,14 @@ from hdl.flow.host_memory import (
     write_request,
 )
 from hdl.flow.line import LineAccess
-from hdl.flow.manage import Changes
+from hdl.flow.manage import Changes, MadeChange
 from hdl.flow.pcie_status import PcieStatus
 from hdl.flow.post import post
 from hdl.flow.reference import SlotEvents, Tellings
 from hdl.flow.register_bus import RegisterBus
 from hdl.flow.report import ReportAccess
 from hdl.flow.table_read import TableReads, VolumeAccess
+from hdl.flow.volume_facts import volume_facts_read
 from hdl.kit.cut import Skid
 from hdl.kit.merge import Merge, split
 from hdl.kit.queue import Queue
@@ -106,6 +107,13 @@ class NvmeFrontEnd(wiring.Component):
         The host wants the controller to work.
     unready
         The arrays are not there yet. CSTS.RDY waits for them.
+    made
+        Changes to the tables, also those that the host does not make. This and the next two are
+        only used with `Config.metadata`.
+    appeared
+        Bit a volume, a pulse: it was brought up.
+    facts_read
+        The facts of volumes, to be stored.
     card
         What the names of card and namespaces are made of (`hdl.nvme.admin.names.Names`).
     lines
@@ -145,6 +153,9 @@ class NvmeFrontEnd(wiring.Component):
                 "volumes": Out(VolumeAccess(config)),
                 "wanted": Out(1),
                 "unready": In(1),
+                "made": In(MadeChange(config)),
+                "appeared": In(config.volumes),
+                "facts_read": In(volume_facts_read(config)),
                 "card": In(Card()),
                 "temperature": In(16),
                 "lines": Out(LineAccess(config)),
@@ -172,6 +183,8 @@ class NvmeFrontEnd(wiring.Component):
         self._pages = PageGenerator(config=config, identity=identity or Identity())
         self._health = Health(config=config)
         self._names = Names(config=config)
+        if config.sector_emulation:
+            self._formats = Formats(config=config)
 
         # Where several of these meet.
         examines = config.compare_and_deallocate
@@ -219,6 +232,8 @@ class NvmeFrontEnd(wiring.Component):
         self._connect_names(m)
         if config.sector_emulation:
             self._connect_formats(m)
+        if config.metadata:
+            self._connect_facts(m)
         self._connect_logs(m)
         self._connect_events(m)
         self._connect_conditions(m)
@@ -541,7 +556,10 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, pages.report, flipped(self.report))
         connect(m, admin.namespaces, pages.namespaces)
         connect(m, admin.probe, pages.probe)
-        m.d.comb += admin.sources.news.eq(self.arrays.news)
+        m.d.comb += [
+            admin.sources.news.eq(self.arrays.news),
+            admin.appeared.eq(self.appeared),
+        ]
 
     def _connect_names(self, m: Module) -> None:
         """What names the card and its volumes."""
@@ -552,16 +570,33 @@ class NvmeFrontEnd(wiring.Component):
 
     def _connect_changes(self, m: Module, part: Names | Formats) -> None:
         """Tells ``part`` of the changes to the tables and of their answers."""
+        made = part.made
+        if self._config.metadata:
+            connect(m, flipped(self.made), made)
+            return
         m.d.comb += [
-            part.asked.valid.eq(self._table_asked),
-            part.asked.payload.eq(self.table_changes.request.payload),
-            part.answered.valid.eq(self._table_answers),
-            part.answered.payload.eq(self.table_changes.response.payload),
+            made.asked.valid.eq(self._table_asked),
+            made.asked.payload.eq(self.table_changes.request.payload),
+            made.answered.valid.eq(self._table_answers),
+            made.answered.payload.eq(self.table_changes.response.payload),
         ]
+
+    def _connect_facts(self, m: Module) -> None:
+        """What is stored of volumes."""
+        names, facts, asked = self._names.stored_read, self.facts_read.data, self.facts_read.address
+        volume = Signal.like(asked)
+        m.d.sync += volume.eq(asked)
+        m.d.comb += [names.address.eq(asked), facts.name.eq(names.data)]
+        if self._config.sector_emulation:
+            formats = self._formats.formats
+            m.d.comb += [
+                facts.sectors.eq(formats.sectors.bit_select(volume, 1)),
+                facts.coarse.eq(formats.coarse.bit_select(volume, 1)),
+            ]
 
     def _connect_formats(self, m: Module) -> None:
         """Which volumes have 512-byte sectors."""
-        m.submodules.formats = formats = Formats(config=self._config)
+        m.submodules.formats = formats = self._formats
         self._connect_changes(m, formats)
         m.d.comb += [
             formats.emulated.eq(self.drive_emulated),

@@ -695,7 +695,8 @@ class ArrayTables(wiring.Component):
                 last.eq(read_entry == self._config.volumes - 1),
             ]
             m.d.sync += read_entry.eq(read_entry + 1)
-            with m.If(~other.valid & ~self._has_free):
+            named = request.placed & (read_entry == request.volume)
+            with m.If(~other.valid & (~self._has_free | named)):
                 m.d.sync += [entry.eq(read_entry), self._has_free.eq(1)]
             m.next = "READ_VOLUME"
             with m.If(request.opcode == ManageOpcode.DELETE_VOLUME):

@@ -69,6 +69,8 @@ class Admin(wiring.Component):
         Asynchronous Event Requests that end.
     sources
         What may be an event, besides namespaces that change.
+    appeared
+        Bit a volume, a pulse: it was brought up.
     namespaces
         Which are not attached, and which have changed.
     probe
@@ -116,6 +118,7 @@ class Admin(wiring.Component):
                 "note": Out(stream.Signature(note(config))),
                 "reports": Out(Reports()),
                 "sources": In(EventSources()),
+                "appeared": In(config.volumes),
                 "namespaces": Out(NamespaceStates(config)),
                 "probe": Out(VolumeProbe(config)),
                 "parameter_read": Out(ParameterRead(config)),
@@ -216,6 +219,7 @@ class Admin(wiring.Component):
             events.logs.anew.eq(self._log_offset == 0),
             events.changed.valid.eq(manage.changed | namespaces.changed),
             events.changed.payload.eq(Mux(manage.changed, manage.volume, namespaces.volume)),
+            events.appeared.eq(self.appeared),
             self.namespaces.changed.eq(events.changes),
         ]
 
@@ -232,6 +236,7 @@ class Admin(wiring.Component):
             namespaces.prp1.eq(command.prp1),
             namespaces.created.eq(manage.created),
             namespaces.created_volume.eq(manage.volume),
+            namespaces.appeared.eq(self.appeared),
             self.namespaces.detached.eq(namespaces.detached),
         ]
 

@@ -134,6 +134,8 @@ class Events(wiring.Component):
         What may be an event, besides namespaces that change.
     changed
         The namespace of this volume has changed, which is an event, if it is configured.
+    appeared
+        Bit a volume, a pulse: its namespace is there without a command, which is such an event too.
     changes
         Bit a volume: its namespace has changed since the log of changes was begun that the host has
         read.
@@ -164,6 +166,7 @@ class Events(wiring.Component):
                 "found": Out(1),
                 "sources": In(EventSources()),
                 "changed": In(Pulse(config.volume_bits)),
+                "appeared": In(config.volumes),
                 "changes": Out(config.volumes),
                 "configuration": In(CONFIGURATION_BITS),
                 "logs": In(LogReads()),
@@ -225,6 +228,7 @@ class Events(wiring.Component):
         sources = self.sources
         m.d.comb += self.busy.eq(
             ~waits | self.hold | sources.misuse.valid | self.changed.valid | sources.news
+            | self.appeared.any()
         )
         with m.If(self.clear):
             pending, masked, fresh, told = self._pending, self._masked, self._fresh, self._told
@@ -290,6 +294,14 @@ class Events(wiring.Component):
                 self._listed.bit_select(self.changed.payload, 1).eq(0),
             ]
             with m.If(self.configuration[NAMESPACE_NOTICE]):
+                self._happens(m, EventType.NOTICE)
+        if self._config.metadata:
+            for change, listed, appeared in zip(
+                self.changes, self._listed, self.appeared, strict=True
+            ):
+                with m.If(appeared):
+                    m.d.sync += [change.eq(1), listed.eq(0)]
+            with m.If(self.appeared.any() & self.configuration[NAMESPACE_NOTICE]):
                 self._happens(m, EventType.NOTICE)
 
     def _describe(self, m: Module, kind: Value) -> Value:

@@ -1,19 +1,17 @@
 """Names that tell this card and its namespaces from all others, made of an identity and a nonce."""
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
-from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request, manage_response
-from hdl.kit.pulse import Pulse
-from hdl.kit.table import Table
+from hdl.flow.manage import MadeChange, ManageOpcode, ManageStatus
+from hdl.flow.volume_facts import COUNT_BITS, OWN_BITS, volume_name
+from hdl.kit.optional import optional
+from hdl.kit.table import Table, TableRead
 
 IDENTITY_BITS = 64
 NONCE_BITS = 64
-
-COUNT_BITS = 40
-"""Volumes since power-up are counted as wide as the last part of an NGUID is."""
 
 DIGITS = 4
 """Characters of a word."""
@@ -78,15 +76,23 @@ class NameRead(wiring.Signature):
         )
 
 
+def _stored(config: Config) -> data.StructLayout:
+    """What is kept of a volume's name. Unless it can be from another power-up, ``own`` is that of
+    all."""
+    own = optional(config.metadata, {"own": OWN_BITS})
+    return data.StructLayout({"count": COUNT_BITS} | own)
+
+
 class Names(wiring.Component):
-    """Numbers each volume as it is created, and spells what names card and namespaces.
+    """Names each volume as it is created, and spells what names card and namespaces.
 
     A volume's name is made of 64 bits and of how many volumes have been created since power-up. The
     64 bits are the card's identity exclusive-or the nonce of this power-up with its bits in
     reverse. They are in reverse so that identities and nonces that both count up from 0 meet only
     after 2**32. The nonce is taken once, when the first volume is created, and kept until power is
     lost. So a name does not change while its volume lives, and no other volume gets it. On this
-    card the count or the nonce differs, and on another card the identity does.
+    card the count or the nonce differs, and on another card the identity does. A volume that is
+    brought up has the name that it has had.
 
     Parameters
     ----------
@@ -97,12 +103,12 @@ class Names(wiring.Component):
     -----
     card
         Of which the names are made.
-    asked
-        A change to the tables that has been taken.
-    answered
-        How the change has been answered.
+    made
+        Changes to the tables.
     read
         What a page asks.
+    stored_read
+        The names of volumes, to be stored. Of no use without `Config.metadata`.
     """
 
     def __init__(self, *, config: Config):
@@ -110,44 +116,63 @@ class Names(wiring.Component):
         super().__init__(
             {
                 "card": In(Card()),
-                "asked": In(Pulse(manage_request(config))),
-                "answered": In(Pulse(manage_response(config))),
+                "made": In(MadeChange(config)),
                 "read": In(NameRead(config)),
+                "stored_read": In(TableRead(config.volume_bits, volume_name())),
             }
         )
 
     def elaborate(self, platform) -> Module:
+        config, asked, answered = self._config, self.made.asked, self.made.answered
         m = Module()
-        m.submodules.counts = counts = Table(COUNT_BITS, self._config.volumes)
-        volume_count = counts.reads[0].data
-        creates = Signal()
+        m.submodules.names = names = Table(
+            _stored(config), config.volumes, reads=1 + config.metadata
+        )
+        volume, creates, placed = names.reads[0].data, Signal(), Signal()
+        given = Signal(volume_name())  # the name of a volume that is brought up
         count = Signal(COUNT_BITS)
         taken = Signal()
         nonce = Signal(NONCE_BITS, reset_less=True)
-        with m.If(self.asked.valid):
-            m.d.sync += creates.eq(self.asked.payload.opcode == ManageOpcode.CREATE_VOLUME)
+        with m.If(asked.valid):
+            m.d.sync += [
+                creates.eq(asked.payload.opcode == ManageOpcode.CREATE_VOLUME),
+                placed.eq(asked.payload.placed),
+                given.eq(asked.payload.name),
+            ]
+        own = self._own(Mux(taken, nonce, self.card.nonce))
         m.d.comb += [
-            counts.write.address.eq(self.answered.payload.index),
-            counts.write.data.eq(count),
-            counts.write.enable.eq(
-                self.answered.valid & creates & (self.answered.payload.status == ManageStatus.DONE)
+            names.write.address.eq(answered.payload.index),
+            names.write.data.count.eq(Mux(placed, given.count, count)),
+            names.write.data.own.eq(Mux(placed, given.own, own)),
+            names.write.enable.eq(
+                answered.valid & creates & (answered.payload.status == ManageStatus.DONE)
             ),
-            counts.reads[0].address.eq(self.read.volume),
+            names.reads[0].address.eq(self.read.volume),
         ]
-        with m.If(counts.write.enable):
+        with m.If(names.write.enable & ~placed):
             m.d.sync += [count.eq(count + 1), taken.eq(1)]
             with m.If(~taken):
                 m.d.sync += nonce.eq(self.card.nonce)
+        if config.metadata:
+            m.d.comb += [
+                names.reads[1].address.eq(self.stored_read.address),
+                self.stored_read.data.own.eq(names.reads[1].data.own),
+                self.stored_read.data.count.eq(names.reads[1].data.count),
+            ]
 
         identity = self.card.identity
         chunks = Array(identity.word_select(n, CHUNK_BITS) for n in reversed(range(CHUNKS)))
         mixed = Signal(IDENTITY_BITS)
         m.d.sync += self.read.digits.eq(in_digits(chunks[self.read.chunk]))
         m.d.comb += [
-            mixed.eq(identity ^ Cat(reversed(nonce))),
+            mixed.eq(volume.own if config.metadata else self._own(nonce)),
             self.read.name[0].eq(big_endian(mixed[32:])),
             self.read.name[1].eq(big_endian(mixed[:32])),
-            self.read.name[2].eq(Cat(Const(0, 24), volume_count[32:])),
-            self.read.name[3].eq(big_endian(volume_count[:32])),
+            self.read.name[2].eq(Cat(Const(0, 24), volume.count[32:])),
+            self.read.name[3].eq(big_endian(volume.count[:32])),
         ]
         return m
+
+    def _own(self, nonce: Value) -> Value:
+        """What is the card's own, and this power-up's, in the name of a new volume."""
+        return self.card.identity ^ Cat(reversed(nonce))

@@ -73,6 +73,8 @@ class Namespaces(wiring.Component):
         A pulse: ``created_volume`` was created, and so is attached.
     created_volume
         The volume.
+    appeared
+        Bit a volume, a pulse: it was brought up, and so is attached.
     probe
         Whether the volume exists.
     detached
@@ -105,6 +107,7 @@ class Namespaces(wiring.Component):
                 "status": Out(STATUS_BITS),
                 "created": In(1),
                 "created_volume": In(config.volume_bits),
+                "appeared": In(config.volumes),
                 "probe": Out(VolumeProbe(config)),
                 "detached": Out(config.volumes),
                 "changed": Out(1),
@@ -144,7 +147,11 @@ class Namespaces(wiring.Component):
                 | (self.parameter_read.request.valid & ~self.parameter_read.request.ready)
                 | (fsm.ongoing("LISTEN") & ~self.parameter_read.done)
             )
-            m.d.comb += self.busy.eq(~waits | self.created)
+            m.d.comb += self.busy.eq(~waits | self.created | self.appeared.any())
+        if self._config.metadata:
+            for bit, appeared in zip(self.detached, self.appeared, strict=True):
+                with m.If(appeared):
+                    m.d.sync += bit.eq(0)
         return m
 
     def _judge(self, m: Module, rules: tuple) -> None:

@@ -5,8 +5,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
-from hdl.flow.manage import Emulation, ManageOpcode, ManageStatus, manage_request, manage_response
-from hdl.kit.pulse import Pulse
+from hdl.flow.manage import Emulation, MadeChange, ManageOpcode, ManageStatus
 
 
 def formats(config: Config) -> data.StructLayout:
@@ -28,10 +27,8 @@ class Formats(wiring.Component):
 
     Ports
     -----
-    asked
-        A change to the tables that has been taken.
-    answered
-        How the change has been answered.
+    made
+        Changes to the tables.
     emulated
         Bit a drive port: its drive emulates 512-byte sectors.
     formats
@@ -42,8 +39,7 @@ class Formats(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "asked": In(Pulse(manage_request(config))),
-                "answered": In(Pulse(manage_response(config))),
+                "made": In(MadeChange(config)),
                 "emulated": In(config.ports),
                 "formats": Out(formats(config)),
             }
@@ -59,13 +55,13 @@ class Formats(wiring.Component):
         # Of the drives of the array being created, and of each array.
         emulates = Signal()
         of_array = Signal(config.arrays)
-        with m.If(self.asked.valid):
+        with m.If(self.made.asked.valid):
             m.d.sync += [
-                opcode.eq(self.asked.payload.opcode),
-                sectors.eq(self.asked.payload.sectors),
-                emulation.eq(self.asked.payload.emulation),
-                array.eq(self.asked.payload.array),
-                emulates.eq((self.asked.payload.drives & self.emulated).any()),
+                opcode.eq(self.made.asked.payload.opcode),
+                sectors.eq(self.made.asked.payload.sectors),
+                emulation.eq(self.made.asked.payload.emulation),
+                array.eq(self.made.asked.payload.array),
+                emulates.eq((self.made.asked.payload.drives & self.emulated).any()),
             ]
         coarse = Signal()
         with m.Switch(emulation):
@@ -73,10 +69,10 @@ class Formats(wiring.Component):
                 m.d.comb += coarse.eq(of_array.bit_select(array, 1))
             with m.Case(Emulation.FORCE):
                 m.d.comb += coarse.eq(1)
-        volume = self.answered.payload.index[: config.volume_bits]
-        with m.If(self.answered.valid & (self.answered.payload.status == ManageStatus.DONE)):
+        volume = self.made.answered.payload.index[: config.volume_bits]
+        with m.If(self.made.answered.valid & (self.made.answered.payload.status == ManageStatus.DONE)):
             with m.If(opcode == ManageOpcode.CREATE_ARRAY):
-                created = self.answered.payload.index[: config.array_bits]
+                created = self.made.answered.payload.index[: config.array_bits]
                 m.d.sync += of_array.bit_select(created, 1).eq(emulates)
             with m.If(opcode == ManageOpcode.CREATE_VOLUME):
                 m.d.sync += [
