@@ -28,6 +28,7 @@ from hdl.memory.allocator import LineAllocator
 from hdl.memory.shared_read import SharedRead
 from hdl.memory.store import LineStore
 from hdl.metadata.metadata import Metadata
+from hdl.metadata.withheld import Withheld
 from hdl.nvme.admin.names import IDENTITY_BITS, NONCE_BITS
 from hdl.nvme.front_end import NvmeFrontEnd
 from hdl.parity.runner import ParityPass
@@ -107,7 +108,7 @@ class Core(wiring.Component):
             volume_readers=3
             + config.compare_and_deallocate
             + config.array_shares
-            + config.metadata,
+            + 2 * config.metadata,
         )
         self._references = References(config=config)
         self._tracker = Tracker(config=config)
@@ -135,6 +136,7 @@ class Core(wiring.Component):
             self._walks = Merge(walk(config), inputs=2)
         if config.metadata:
             self._metadata = Metadata(config=config)
+            self._withheld = Withheld(config=config)
 
     def elaborate(self, platform) -> Module:
         config = self._config
@@ -339,27 +341,20 @@ class Core(wiring.Component):
             connect(m, tracker.completion, self._front_end.commands.completion)
         return [commits, *events]
 
-    def _withhold(self, m: Module) -> Queue:
-        """Completions wait while a drive that has failed would be taken for good after a power cut.
-
-        The tracker never waits for that, or the drives could not end what they do. Returns the part
-        in which they wait.
-        """
-        told = self._front_end.commands.completion
-        ended = self._tracker.completion
-        queue = Queue(ended.payload.shape(), self._config.commands)
-        m.submodules.withheld = queue
-        # What has been offered stays so. It ended before the drive failed.
-        offered = Signal()
-        passes = ~self._metadata.withholds | offered
-        connect(m, ended, queue.input)
-        m.d.sync += offered.eq(told.valid & ~told.ready)
+    def _withhold(self, m: Module) -> Withheld:
+        """Completions wait for what must be written down first. Returns where they wait."""
+        m.submodules.withheld = withheld = self._withheld
+        commands = self._front_end.commands
+        connect(m, self._tracker.completion, withheld.ended)
+        connect(m, withheld.told, commands.completion)
+        connect(m, self._metadata.forsaken, withheld.forsaken)
         m.d.comb += [
-            told.payload.eq(queue.output.payload),
-            told.valid.eq(queue.output.valid & passes),
-            queue.output.ready.eq(told.ready & passes),
+            withheld.begun.valid.eq(commands.command.valid & commands.command.ready),
+            withheld.begun.payload.eq(commands.command.payload),
+            withheld.holds.eq(self._metadata.withholds),
+            withheld.exists.eq(self._tables.exists),
         ]
-        return queue
+        return withheld
 
     def _connect_lines(self, m: Module) -> None:
         """Lines: who gets them, who returns them, who moves their beats."""
@@ -425,7 +420,7 @@ class Core(wiring.Component):
         if config.metadata:
             geometries.append(self._metadata.geometry_read)
             members.append(self._metadata.member_read)
-            volumes.append(self._metadata.volume_read)
+            volumes += [self._metadata.volume_read, self._withheld.volume_read]
         for users, ports in (
             (geometries, tables.geometry_read),
             (members, tables.member_read),
@@ -503,8 +498,10 @@ class Core(wiring.Component):
                 m.d.comb += [tables.fail.valid.eq(1), tables.fail.payload.eq(report.payload)]
             taken |= report.valid
         connect(m, tables.drives, front_end.drives, self._dispatch.drives, sequencer.drives)
-        shuns = self._metadata.shuns if config.metadata else 0
-        m.d.comb += drives.failed.eq(tables.drives.failed | shuns)
+        failed = tables.drives.failed
+        if config.metadata:
+            failed = (failed & ~self._metadata.opens) | self._metadata.shuns
+        m.d.comb += drives.failed.eq(failed)
         if config.sector_emulation:
             m.d.comb += front_end.drive_emulated.eq(Cat(port.emulated for port in self.drives))
         if config.intent_chunks:
@@ -603,6 +600,8 @@ class Core(wiring.Component):
         metadata, tables, front_end = self._metadata, self._tables, self._front_end
         connect(m, tables.drives, metadata.drives)
         connect(m, tables.placed_read, metadata.placed_read)
+        connect(m, tables.wipe, metadata.wipe)
+        connect(m, metadata.wiped, tables.wiped)
         connect(m, self._background.arrays, metadata.arrays)
         connect(m, metadata.facts_read, front_end.facts_read)
         made, changes = front_end.made, tables.changes

@@ -53,6 +53,9 @@ class Bench:
             self.flushed = StreamSource(dut, "flushed")
             self.rewinds = StreamSink(dut, "rewind", callback=self._rewind, active=0.3)
             self.rewound: list[int] = []
+        if config.metadata:
+            self.wipes = StreamSink(dut, "wipe", callback=self._wipe, active=0.3)
+            self.wiped = StreamSource(dut, "wiped")
         self.seen: dict[ManageStatus, int] = dict.fromkeys(ManageStatus, 0)
         dut.present.value = 0
         self.reserve(0)
@@ -66,6 +69,12 @@ class Bench:
     def _flush(self, ports: int) -> None:
         assert ports == self.model.flushes.pop(0), f"{ports:#b} are flushed"
         self.flushed.send(ports & ~self.model.refusing & ~sample(self.dut.drives__failed))
+
+    def _wipe(self, port: int) -> None:
+        """Before anybody can write to the drive."""
+        assert port == self.model.wipes.pop(0), f"{port} is wiped"
+        assert not self.rewound, "rows are written already"
+        self.wiped.send(~self.model.unwiped >> port & 1)
 
     def _rewind(self, array: int) -> None:
         """Before there is anything stale, or a migration, and only once."""
@@ -116,6 +125,7 @@ class Bench:
         assert index is None or answer.index == index
         assert not self.model.quiesced, f"{opcode}: who is inside was not waited for"
         assert not self.model.flushes, f"{opcode}: drives were not flushed"
+        assert not self.model.wipes, f"{opcode}: a drive was not wiped"
         if self.config.background:
             joins = opcode in TAKES_DRIVE and status == ManageStatus.DONE
             assert self.rewound == [request["array"]] * joins, f"{opcode}: {status}"

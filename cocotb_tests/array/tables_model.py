@@ -57,6 +57,10 @@ class Model:
         """Drives that do not flush."""
         self.flushes: list[int] = []
         """What is to be flushed, by ports."""
+        self.unwiped = 0
+        """Drives that do not store that they are nobody's."""
+        self.wipes: list[int] = []
+        """Ports whose drives are to say so."""
         self.quiesced: list[dict[str, int]] = []
         """What must have nothing inside before the change goes on."""
         self.capacity = [0] * config.ports
@@ -203,6 +207,12 @@ class Model:
             return ManageStatus.IN_USE, None
         if self.capacity[port] < array.rows + DATA_OFFSET_BLOCKS:
             return ManageStatus.NO_SPACE, None
+        if self.config.metadata:
+            self.wipes.append(port)
+            if self.unwiped >> port & 1:
+                if port == old and failed:
+                    self.quiesce(number)
+                return ManageStatus.DRIVE_UNAVAILABLE, None
         return ManageStatus.DONE, number
 
     def re_add(self, request: dict) -> tuple[ManageStatus, int | None]:

@@ -9,9 +9,16 @@ import pytest
 from amaranth.hdl import Module
 from cocotb.triggers import ClockCycles, RisingEdge
 
-from cocotb_tests.array.tables_bench import CHANGE_CYCLES, CONFIGS, Bench, run_tables, this_config
+from cocotb_tests.array.tables_bench import (
+    CHANGE_CYCLES,
+    CONFIGS,
+    METADATA,
+    Bench,
+    run_tables,
+    this_config,
+)
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import cycles_pass, sample, start
+from cocotb_tests.streams import cycles_pass, sample, start, wait_until
 from hdl.array.tables.tables import ArrayTables
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.flow.geometry import Level, geometry
@@ -157,6 +164,9 @@ async def holds_what_the_model_holds(dut):
             after = generator.choice((ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY))
             await bench.change(after, array=number, complete=generator.randrange(2))
             bench.model.refusing = generator.getrandbits(MAX_DRIVES) & generator.getrandbits(
+                MAX_DRIVES
+            )
+            bench.model.unwiped = generator.getrandbits(MAX_DRIVES) & generator.getrandbits(
                 MAX_DRIVES
             )
             bench.reserve(1 << generator.randrange(MAX_DRIVES) if generator.random() < 0.5 else 0)
@@ -330,6 +340,40 @@ async def nobody_gets_what_is_referred_to(dut):
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
+async def the_drive_that_was_wiped_joins(dut):
+    """Another drive that comes in its place meanwhile does not: nobody knows what it says."""
+    config = this_config()
+    if not config.metadata:
+        return
+    bench = Bench(dut, config, random.Random(1))
+    await start(dut)
+    array = {"level": Level.RAID1.value, "strip_shift": 2, "drives": 0b0011}
+    for port in range(3):
+        bench.plug(port, 100_000)
+    assert await bench.change(ManageOpcode.CREATE_ARRAY, **array) == ManageStatus.DONE
+    bench.plug(1, None)
+    where = {"array": 0, "port": 2}
+    asks, listens = dut.wipe__valid, dut.wiped__ready
+    for opcode, position in ((ManageOpcode.REPLACE, 1), (ManageOpcode.MIGRATE, 0)):
+        for away in (0, 2, 30):
+            bench.wiped.paused = True
+            bench.model.unwiped = 0 if away else 0b100
+            bench.requests.send(opcode=opcode, position=position, **where)
+            await wait_until(dut, lambda: sample(asks), cycles=400, what="wipe")
+            bench.model.wipes.append(2)
+            await wait_until(dut, lambda: sample(listens), cycles=400, what="wiped")
+            if away:
+                bench.plug(2, None)
+                await cycles_pass(dut.clk, away)
+                bench.plug(2, 100_000)
+                await cycles_pass(dut.clk, 3)
+            bench.wiped.paused = False
+            answer = await bench.responses.receive(cycles=CHANGE_CYCLES)
+            assert answer.status == ManageStatus.DRIVE_UNAVAILABLE, (opcode, away, answer)
+            assert not sample(dut.drives__used) >> 2 & 1
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
 async def drives_are_flushed_before_they_are_trusted(dut):
     """A drive that is rebuilt or migrated to is a good member only if it has flushed since."""
     config = this_config()
@@ -417,7 +461,7 @@ async def all_live_drives_are_flushed(dut):
     assert await settle(goes=1, complete=1) == released
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", [*CONFIGS, METADATA])
 def test_tables(config):
     run_tables(config, module=__name__)
 
@@ -440,6 +484,26 @@ class FlushesTheRebuilt(ArrayTables):
         m = super().elaborate(platform)
         m.d.comb += self.flush.payload.eq(self._rebuilt)
         return m
+
+
+class TakesAnotherOne(ArrayTables):
+    """Planted bug: a drive that comes in the place of the one that was wiped joins."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.sync += self._left.eq(0)
+        return m
+
+
+def test_a_drive_that_was_not_wiped_is_found(monkeypatch):
+    monkeypatch.setattr("cocotb_tests.array.tables_bench.ArrayTables", TakesAnotherOne)
+    with pytest.raises(SimulationError, match="the_drive_that_was_wiped_joins"):
+        run_tables(
+            METADATA,
+            name="tables_TakesAnotherOne",
+            module=__name__,
+            testcase="the_drive_that_was_wiped_joins",
+        )
 
 
 @pytest.mark.parametrize(

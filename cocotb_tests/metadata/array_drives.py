@@ -27,6 +27,9 @@ LAYOUTS = (
 )
 """Layouts with md's level and layout."""
 
+ALL_LAYOUTS = (*LAYOUTS, (Layout("JBOD", 1, 1), 1, 0), (Layout("RAIDTP", 7, 1), 7, 2))
+"""Those that md has no name for as well."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Drives:
@@ -70,9 +73,9 @@ def superblocks(number: int, layout: Layout, level: int, code: int) -> list[Supe
     ]
 
 
-def drives(number: int, generator: random.Random) -> Drives:
+def drives(number: int, generator: random.Random, *, layouts=LAYOUTS) -> Drives:
     """An array of which something may be wrong."""
-    layout, level, code = generator.choice(LAYOUTS)
+    layout, level, code = generator.choice(layouts)
     found = dict(enumerate(superblocks(number, layout, level, code)))
 
     def change(role: int, **values) -> None:
@@ -81,7 +84,7 @@ def drives(number: int, generator: random.Random) -> Drives:
     if level and generator.random() < 0.3:
         for role in found:
             change(role, resync_offset=0)
-    if level and generator.random() < 0.5:
+    if level and layout.drives > 1 and generator.random() < 0.5:
         # A member has failed, and the others know.
         lost = generator.randrange(layout.drives)
         behind = generator.choice((1, 2, 3))

@@ -34,8 +34,16 @@ NAMES = {one: one.name.lower().replace("_", "-") for one in Rotation} | {
 """What mdadm calls them."""
 
 
-EXPRESSIBLE = (Level.RAID0, Level.RAID1, Level.RAID5, Level.RAID6, Level.RAID10)
-"""Levels that md has, of one span."""
+EXPRESSIBLE = (
+    Level.JBOD,
+    Level.RAID0,
+    Level.RAID1,
+    Level.RAID5,
+    Level.RAID6,
+    Level.RAIDTP,
+    Level.RAID10,
+)
+"""Levels that a superblock can tell, of one span."""
 
 
 @dataclass(kw_only=True)
@@ -60,7 +68,8 @@ class Array:
         """md's level and layout."""
         if self.level is Level.RAID0:
             return 0, 1
-        if self.level is Level.RAID1 and self.copies == self.width:
+        mirrors = self.level is Level.RAID1 and self.copies == self.width
+        if self.level is Level.JBOD or mirrors:
             return 1, 0
         if self.level in (Level.RAID1, Level.RAID10):
             return 10, 0x100 | self.copies
@@ -117,14 +126,14 @@ class Array:
 def random_array(generator: random.Random, *, level: Level | None = None) -> Array:
     """Any that md can express, perhaps of one ``level``."""
     level = level or generator.choice(EXPRESSIBLE)
-    least = {Level.RAID5: 3, Level.RAID6: 4}.get(level, 2)
-    width = generator.randint(least, generator.choice((least, 8, 32)))
+    least = {Level.JBOD: 1, Level.RAID5: 3, Level.RAID6: 4, Level.RAIDTP: 5}.get(level, 2)
+    width = 1 if level is Level.JBOD else generator.randint(least, generator.choice((least, 8, 32)))
     copies, rotation = 1, Rotation.LEFT_SYMMETRIC
     if level in (Level.RAID1, Level.RAID10):
         copies = generator.choice((2, max(2, width - 1), width))
-    if level in (Level.RAID5, Level.RAID6):
+    if level in (Level.RAID5, Level.RAID6, Level.RAIDTP):
         rotation = generator.choice([*Rotation])
-        if level is Level.RAID5 and rotation in DDF:
+        if level is not Level.RAID6 and rotation in DDF:
             rotation = Rotation.RIGHT_SYMMETRIC
     array = Array(
         level=level,

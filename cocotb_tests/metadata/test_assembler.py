@@ -10,7 +10,7 @@ import pytest
 from amaranth.hdl import Cat, Const, Mux, Signal
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.metadata.array_drives import DATA_OFFSET, SIZE, drives
+from cocotb_tests.metadata.array_drives import ALL_LAYOUTS, DATA_OFFSET, SIZE, drives
 from cocotb_tests.metadata.superblock_pages import kept_words
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, TableServer, cycles_pass, sample, start, wait_until
@@ -55,7 +55,7 @@ ROTATIONS = {
 STRIPS = {8 << shift: shift for shift in range(9)}
 """log2 of the blocks of a strip, by its sectors."""
 
-LEAST_DISKS = {0: 2, 1: 2, 4: 3, 5: 3, 6: 4, 10: 2}
+LEAST_DISKS = {0: 2, 1: 1, 4: 3, 5: 3, 6: 4, 7: 5, 10: 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +127,20 @@ def shape_of(
         return None
     rows = ((one.size if one.level else least) // 8 >> strip << strip) % (1 << 40)
     level, copies, rotation = f"RAID{one.level}", 1, Rotation.LEFT_SYMMETRIC
+    if one.level == 7:
+        level = "RAIDTP"
     if one.level == 1:
         copies = one.raid_disks
+        level = "RAID1" if copies > 1 else "JBOD"
     if one.level == 10:
         copies = one.layout & 0xFF
         if one.layout >> 8 != NEAR or not 1 < copies <= one.raid_disks:
             return None
     if one.level == 4:
         level, rotation = "RAID5", Rotation.PARITY_LAST
-    if one.level in (5, 6):
+    if one.level in (5, 6, 7):
         found_rotation = ROTATIONS.get(one.layout)
-        if found_rotation is None or (one.level == 5 and one.layout >= 8):
+        if found_rotation is None or (one.level != 6 and one.layout >= 8):
             return None
         rotation = found_rotation
     return (Level[level], strip, copies, rotation.value, rows) if rows else None
@@ -195,7 +198,7 @@ class Bench:
         self.random.shuffle(free)
         there: dict[int, Superblock] = {}
         for number in range(self.random.randint(0, 4)):
-            found = drives(number + 1, self.random).found
+            found = drives(number + 1, self.random, layouts=ALL_LAYOUTS).found
             if self.random.random() < 0.4:
                 found = strange(found, self.random)
             if self.random.random() < 0.2:

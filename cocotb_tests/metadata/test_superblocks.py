@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import cocotb
 import pytest
-from amaranth.hdl import Module
+from amaranth.hdl import Const, Module
 
 from cocotb_tests.drive.drive_model import DriveModel
 from cocotb_tests.metadata.md_array import Array, random_array, show
@@ -128,7 +128,9 @@ async def knows_what_is_there(dut):
 class WritesAtOnce(Superblocks):
     """A planted bug: an edit begins while a drive is being read."""
 
-    _rests = 1
+    @property
+    def _rests(self):
+        return Const(1)
 
 
 class BelievesTheExchanged(Superblocks):

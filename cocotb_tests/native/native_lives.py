@@ -16,7 +16,7 @@ from hdl.flow.geometry import Level
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
-from sw.driver.commands import NvmeError
+from sw.driver.commands import JOB_RUNNING, NvmeError
 from sw.driver.nvme import Register
 
 ROWS = 16
@@ -44,6 +44,9 @@ CONFIG = Config(
 
 DRIVE = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND, volatile_cache=True)
 IDENTITY = 0x5354_5249_4154_4101
+
+IN_USE = 0x1C2
+"""Status of a replacement: the member has not failed."""
 
 ENABLED = 0x0046_0001
 SHUT_DOWN = 1 << 14
@@ -106,6 +109,8 @@ class Known:
     that do not have a write which the host knows to be stored, and ``healing`` those that may have
     been rebuilt since. ``others`` are ports whose drives may have become members.
 
+    ``failed``: more drives have gone than it can lose. ``refused`` counts writes that ended badly.
+
     ``clean``: the last life ended with a shutdown, and all rows were in sync. ``created``: the host
     knows that it is there. ``deleted``: the host has asked for its end. ``erased``: the host knows
     that it is gone.
@@ -125,6 +130,8 @@ class Known:
     missed: set[int] = field(default_factory=set)
     healing: set[int] = field(default_factory=set)
     others: set[int] = field(default_factory=set)
+    refused: int = 0
+    failed: bool = False
     clean: bool = False
     created: bool = False
     deleted: bool = False
@@ -145,6 +152,11 @@ class Lives:
         Of everything.
     component
         Another controller than that of ``config``.
+
+    Attributes
+    ----------
+    images
+        What each drive holds, by blocks, while there is no power.
     """
 
     def __init__(self, seed: int, *, component: Callable[[], wiring.Component] | None = None):
@@ -152,7 +164,7 @@ class Lives:
         self.random = random.Random(f"{seed}/lives")
         self._seed = seed
         self._component = component
-        self._images: list[dict[int, bytes]] = [{} for _ in range(CONFIG.ports)]
+        self.images: list[dict[int, bytes]] = [{} for _ in range(CONFIG.ports)]
         self.arrays: list[Known] = []
         self.seen: Counter = Counter()
         self._numbers = 0
@@ -172,19 +184,19 @@ class Lives:
             component=self._component,
         ) as card:
             harness = card.harness
-            for port, image in enumerate(self._images):
+            for port, image in enumerate(self.images):
                 for block, data in image.items():
                     harness.write_drive(port, block, data)
             yield card
             harness.power_loss()
-            self._images = [
+            self.images = [
                 {block: harness.read_drive(port, block) for block in harness.written_blocks(port)}
                 for port in range(CONFIG.ports)
             ]
 
     def page(self, port: int) -> bytes:
         """The superblock's place of a drive, while there is no power."""
-        return self._images[port].get(1, bytes(BLOCK_BYTES))
+        return self.images[port].get(1, bytes(BLOCK_BYTES))
 
     def live(self) -> None:
         """A life: what must be there is there, then something happens, then power goes."""
@@ -207,7 +219,7 @@ class Lives:
         await self._make(card)
         for array in self.arrays:
             for _ in range(self.random.randint(1, FEW["write"])):
-                card.transport.spawn(self._write(card, array))
+                card.transport.spawn(self.write(card, array))
             card.transport.spawn(self._trouble(card, array))
             if self.random.random() < FEW["divide"]:
                 card.transport.spawn(self._turn_over(card, array))
@@ -294,7 +306,6 @@ class Lives:
         reasons = {
             "deleted": array.deleted,
             "not made": not array.created,
-            "not expressible": array.level is Level.JBOD,
             "doubtful": doubtful,
         }
         why = next((why for why, holds in reasons.items() if holds), None)
@@ -402,7 +413,7 @@ class Lives:
     async def _state(self, card: SimulatedCard, array: Known) -> raid.Array:
         return next(a for a in await raid.arrays(card.nvme) if a.number == array.number)
 
-    async def _write(self, card: SimulatedCard, array: Known) -> None:
+    async def write(self, card: SimulatedCard, array: Known) -> None:
         """Writes blocks that are stored once that has ended, one after the other."""
         address = card.transport.memory.allocate(BLOCK_BYTES)
         busy = array.begun
@@ -419,8 +430,9 @@ class Lives:
             try:
                 await card.nvme.write(array.namespace, block, 1, address, fua=True)
             except NvmeError:
-                if not array.deleted:
+                if not array.deleted and not array.failed:
                     raise
+                array.refused += 1
                 return
             array.stored[block] = number
             array.missed |= (lost & array.lost) - array.healing
@@ -455,8 +467,13 @@ class Lives:
                 self._until = harness.now_ns + choose.uniform(0, SOON_NS)
             await self.check(card, array)
         elif what < FEW["pull"] + FEW["replace"] and array.lost:
-            with suppress(NvmeError):  # a job is under way
-                await self._replace(card, array, choose.choice(sorted(array.lost)))
+            role = choose.choice(sorted(array.lost))
+            try:
+                await self._replace(card, array, role)
+            except NvmeError as error:
+                # A job is under way, or a drive that restarted has been taken back.
+                if error.status not in (JOB_RUNNING, IN_USE):
+                    raise
         elif what > 1 - FEW["delete"]:
             array.deleted = True
             with suppress(NvmeError):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -10,13 +11,15 @@ from amaranth.lib import wiring
 
 from cocotb_tests.native.native_jobs import POLL_NS
 from cocotb_tests.native.native_lives import CONFIG, IDENTITY, LEVELS, Known, Lives, contents
+from hdl.array.tables.tables import ArrayTables
 from hdl.background.jobs import JobState
-from hdl.config import BLOCK_BYTES
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from hdl.controller import Controller
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
 from hdl.metadata.keeper import Keeper
+from hdl.metadata.withheld import Withheld
 from sim.golden.superblock import CLEAN, Superblock
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
@@ -49,15 +52,18 @@ async def job_ends(card: SimulatedCard, array: Known) -> background.Job:
     return job
 
 
-EXPRESSIBLE = [level for level in LEVELS if level is not Level.JBOD]
+SIZES = {Level.JBOD: 1, Level.RAID10: 3}
+"""Drives of a level, if not five."""
+
+UNPROTECTED = (Level.JBOD, Level.RAID0)
 
 
-@pytest.mark.parametrize("level", EXPRESSIBLE, ids=lambda level: level.name)
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_arrays_come_back(level):
     """After a shutdown an array is clean. After a power cut its rows are made consistent."""
     lives = Lives(SEED)
-    ports = list(range(5 if level is not Level.RAID10 else 3))
-    redundant = level is not Level.RAID0
+    ports = list(range(SIZES.get(level, 5)))
+    redundant = level not in UNPROTECTED
 
     async def begin(card: SimulatedCard) -> None:
         await card.nvme.start()
@@ -134,8 +140,7 @@ def test_what_md_cannot_express_is_forgotten():
     async def no_more(card: SimulatedCard) -> None:
         await card.nvme.start()
         assert await raid.arrays(card.nvme) == []
-        await raid.create_array(card.nvme, Level.JBOD, (0,))
-        await raid.create_array(card.nvme, Level.JBOD, (1,))
+        await raid.create_array(card.nvme, Level.RAID5, range(6), spans=2)
 
     async def nothing(card: SimulatedCard) -> None:
         await card.nvme.start()
@@ -271,6 +276,110 @@ def test_a_rebuild_goes_on():
             card.run(life(card))
 
 
+def test_a_drive_that_was_a_member_elsewhere():
+    """A drive of an array that cannot be brought up takes the place of a member of another one.
+    From the first block on that is written to it, it does not say any more that it holds what the
+    first array had."""
+    lives = Lives(SEED)
+    chosen = lives.random
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID1, [0, 1])
+        await job_ends(card, array)
+        await lives.shut_down(card)
+
+    async def other(card: SimulatedCard) -> None:
+        card.harness.remove(0)
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+        array = await made(card, lives, Level.RAID1, [2, 3])
+        await job_ends(card, array)
+        if moves:
+            change = background.migrate_member(card.nvme, array.number, 1, 1)
+        else:
+            card.harness.remove(3)
+            change = background.replace_member(card.nvme, array.number, 1, 1)
+        card.transport.spawn(change)
+        card.transport.spawn(writes(card, array))
+        await card.transport.sleep(chosen.uniform(5_000, 250_000))
+
+    async def writes(card: SimulatedCard, array: Known) -> None:
+        address = card.transport.memory.allocate(BLOCK_BYTES)
+        card.transport.memory.write(address, contents(0, 1 << 40))
+        while True:
+            block = chosen.randrange(array.blocks)
+            await card.nvme.write(array.namespace, block, 1, address, fua=True)
+
+    with lives.power() as card:
+        card.run(begin(card))
+    before = [dict(image) for image in lives.images]
+    for cut in range(24):
+        moves = bool(cut % 2)
+        lives.images = [dict(image) for image in before]
+        lives.arrays.clear()
+        with lives.power() as card:
+            card.run(other(card))
+        written = {
+            block
+            for block, data in lives.images[1].items()
+            if block >= DATA_OFFSET_BLOCKS and data != before[1].get(block)
+        }
+        says_so = lives.page(1) == before[1][1]
+        assert not (written and says_so), f"{len(written)} blocks of another array, cut {cut}"
+        lives.seen["cut before" if says_so else "cut after" if written else "cut between"] += 1
+    print(dict(lives.seen))
+    assert lives.seen["cut before"] and lives.seen["cut after"]
+
+
+def cuts_both_copies(lives: Lives, cuts: int) -> None:
+    """Both drives of a mirror go, one soon after the other, and then the power. What was
+    acknowledged since the first one went is on the second one alone."""
+    chosen = lives.random
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await job_ends(card, await made(card, lives, Level.RAID1, [0, 1]))
+
+    async def both_go(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        (array,) = lives.arrays
+        for _ in range(8):
+            card.transport.spawn(lives.write(card, array))
+        await card.transport.sleep(chosen.uniform(20_000, 60_000))
+        order = chosen.sample((0, 1), 2)
+        card.harness.remove(order[0])
+        array.lost = {order[0]}
+        await card.transport.sleep(chosen.uniform(0, 60_000))
+        array.failed = True
+        card.harness.remove(order[1])
+        await card.transport.sleep(300_000)
+        lives.seen["refused"] += array.refused
+
+    async def back(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+
+    with lives.power() as card:
+        card.run(begin(card))
+    images, (array,) = lives.images, lives.arrays
+    for _ in range(cuts):
+        lives.images = [dict(image) for image in images]
+        lives.arrays = [deepcopy(array)]
+        for life in (both_go, back):
+            with lives.power() as card:
+                card.run(life(card))
+    print(dict(lives.seen))
+
+
+def test_both_copies_go():
+    """Nobody is told that a write is stored which may be on neither of them tomorrow."""
+    lives = Lives(SEED)
+    cuts_both_copies(lives, 24)
+    assert lives.seen["refused"] and lives.seen["arrays brought up degraded"], lives.seen
+
+
 def lived(lives: Lives, count: int) -> None:
     """Lives so often, and prints what has happened."""
     for _ in range(count):
@@ -315,6 +424,32 @@ class KeepsLeavers(Keeper):
         return m
 
 
+class KeepsTheOld(ArrayTables):
+    """A planted bug: a drive becomes a member and still says that it is one elsewhere."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.sync += self._wiped.eq(1)
+        return m
+
+
+class TellsAll(Withheld):
+    """A planted bug: what was written to the last drive alone is acknowledged once that has gone as
+    well."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.sync += self._forsaken.eq(0)
+        return m
+
+
+class ForgetsVolumes(Keeper):
+    """A planted bug: the list of volumes is not written as they change."""
+
+    def _relist(self, m: Module, array) -> None:
+        pass
+
+
 class AlwaysClean(Keeper):
     """A planted bug: an array is never dirty."""
 
@@ -325,7 +460,26 @@ class AlwaysClean(Keeper):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", [Acknowledges, KeepsLeavers])
+def test_writes_to_one_copy_are_found(monkeypatch):
+    monkeypatch.setattr("hdl.core.Withheld", TellsAll)
+    lives = Lives(SEED, component=partial(Controller, config=CONFIG))
+    with pytest.raises(AssertionError):
+        cuts_both_copies(lives, 160)
+
+
+@pytest.mark.slow
+def test_an_old_superblock_is_found(monkeypatch):
+    monkeypatch.setattr("hdl.core.ArrayTables", KeepsTheOld)
+    monkeypatch.setattr(
+        "cocotb_tests.native.test_native_lives.Lives",
+        partial(Lives, component=partial(Controller, config=CONFIG)),
+    )
+    with pytest.raises(AssertionError, match="blocks of another array"):
+        test_a_drive_that_was_a_member_elsewhere()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [Acknowledges, KeepsLeavers, ForgetsVolumes])
 def test_planted_bugs_are_found(bug, monkeypatch):
     monkeypatch.setattr("hdl.metadata.metadata.Keeper", bug)
     with pytest.raises(AssertionError):

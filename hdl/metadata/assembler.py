@@ -49,8 +49,8 @@ REFUSED = (
 )
 """What the card does not bring up."""
 
-PARITIES = {4: 1, 5: 1, 6: 2}
-"""md's levels with parity, and how many drives each can do without."""
+PARITIES = {4: 1, 5: 1, 6: 2, 7: 3}
+"""md's levels with parity, and the card's level 7, and how many drives each can do without."""
 
 SIFTED = 12
 """Words that are read to find the role of a drive."""

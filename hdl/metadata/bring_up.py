@@ -15,7 +15,7 @@ from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.metadata.assembler import Assembler
 from hdl.metadata.found_set import Hindrance
-from hdl.metadata.records import record, record_read
+from hdl.metadata.records import listed, record, record_read
 from hdl.metadata.superblock import WORD_BITS, Word, kept_address, kept_read
 from hdl.metadata.superblocks import ListReads
 from hdl.nvme.admin.names import IDENTITY_BITS
@@ -35,7 +35,8 @@ HOLDING = ("CREATE", "CREATED", "GIVE", "TAKE_VOLUME", "CREATE_VOLUME", "CREATED
 class BringUp(wiring.Component):
     """Brings up the arrays whose drives are there, after power-up and whenever drives have come.
 
-    It looks at drives that belong to no array, once it is known of every drive what it holds. A set
+    It looks at drives that belong to no array, once it is known of every drive what it holds, and
+    again when drives or ports have become free. A set
     becomes an array if `Assembler` finds no hindrance, if the set has this card's identity, and if
     no array has the identity of the set. All others are left as they are, and nothing is written to
     their drives.
@@ -48,7 +49,8 @@ class BringUp(wiring.Component):
 
     Its volumes are those of the newest list that any of its members holds. They get the numbers
     that they had, or the lowest free ones. An entry that does not fit the array is passed over. If
-    there is no number left for a volume, the array is not ``listed``.
+    there is no number left for a volume, the array is not ``listed``. If no list could be found
+    because pages could not be read, the lists are left as they are.
 
     A set takes what `Assembler`, `VolumeListReader` and the tables take, 16 cycles, and 5 for each
     array and role.
@@ -110,7 +112,7 @@ class BringUp(wiring.Component):
                 "changes": Out(Changes(config)),
                 "holds": Out(1),
                 "appeared": Out(config.volumes),
-                "listed": Out(Pulse(config.array_bits)),
+                "listed": Out(Pulse(listed(config))),
                 "brought_up": Out(record()),
                 "placed_read": In(placed_read(config)),
                 "ready": Out(1),
@@ -123,6 +125,9 @@ class BringUp(wiring.Component):
         # Drives that were known as they were last looked at.
         self._seen = Signal(config.ports)
         self._looked = Signal()
+        # Ports that were used a cycle before. A port has become free since it was looked.
+        self._used = Signal(MAX_DRIVES)
+        self._again = Signal()
 
         # Of the set at hand: the word, array or role that is looked at, the ports of its members,
         # the array that it has become.
@@ -133,6 +138,8 @@ class BringUp(wiring.Component):
         self._away = Signal(config.ports)  # drives that have gone since the sets are made up
         self._array = Signal(config.array_bits)
         self._complete = Signal()  # it has each volume of the list that fits
+        self._makes_volume = Signal()  # such a change is asked for
+        self._missed = Signal()  # there may be a list that nobody could read
 
     def elaborate(self, platform) -> Module:
         assembler, found = self._assembler, self._assembler.found
@@ -148,7 +155,8 @@ class BringUp(wiring.Component):
             self.record_read.address.eq(self._entry),
             self.lists.set_uuid.eq(self.brought_up.set_uuid),
             self.lists.look.payload.eq(assembler.member_read.data),
-            self.listed.payload.eq(self._array),
+            self.listed.payload.array.eq(self._array),
+            self.listed.payload.anew.eq(~self._missed),
         ]
         self._make_request(m)
         with m.FSM(name="bring_up") as fsm:
@@ -211,15 +219,15 @@ class BringUp(wiring.Component):
             asked.idle.eq(found.dirty & found.rebuilding.any()),
             asked.kind.eq(WalkKind.REBUILD),
         ]
-        listed = self.lists.entries.payload
-        emulation = Mux(listed.facts.coarse, Emulation.FORCE, Emulation.NONE)
-        with m.If(asked.opcode == ManageOpcode.CREATE_VOLUME):
+        entry = self.lists.entries.payload
+        emulation = Mux(entry.facts.coarse, Emulation.FORCE, Emulation.NONE)
+        with m.If(self._makes_volume):
             m.d.comb += [
-                asked.volume.eq(listed.number),
-                asked.start.eq(listed.start),
-                asked.blocks.eq(listed.blocks),
-                asked.name.eq(listed.facts.name),
-                asked.sectors.eq(listed.facts.sectors),
+                asked.volume.eq(entry.number),
+                asked.start.eq(entry.start),
+                asked.blocks.eq(entry.blocks),
+                asked.name.eq(entry.facts.name),
+                asked.sectors.eq(entry.facts.sectors),
                 asked.emulation.eq(emulation),
             ]
 
@@ -227,11 +235,15 @@ class BringUp(wiring.Component):
         """The state REST: until drives have come, and it is known what all of them hold."""
         settled = self._cycles == SETTLE_CYCLES
         known = ~(self.present & ~self.known).any()
-        news = (self.known & ~self._seen).any() | ~self._looked
+        news = (self.known & ~self._seen).any() | ~self._looked | self._again
         self._begins = settled & known & news
         m.d.sync += [
             self._cycles.eq(self._cycles + ~settled),
             self._seen.eq(self._seen & self.known),
+            self._used.eq(self.drives.used),
+            self._again.eq(
+                (self._again & ~self._assembler.start) | (self._used & ~self.drives.used).any()
+            ),
         ]
         with m.State("REST"):
             m.d.comb += self._assembler.start.eq(self._begins)
@@ -376,12 +388,14 @@ class BringUp(wiring.Component):
 
         with m.State("TAKE_VOLUME"):
             m.d.comb += entries.ready.eq(~entries.payload.valid)
+            m.d.sync += self._missed.eq(self.lists.missed)
             with m.If(entries.valid):
                 m.next = "CREATE_VOLUME"
                 with m.If(~entries.payload.valid):
                     m.next = "LISTED"
 
         with m.State("CREATE_VOLUME"):
+            m.d.comb += self._makes_volume.eq(1)
             self._ask(m, ManageOpcode.CREATE_VOLUME, "CREATED_VOLUME")
 
         with m.State("CREATED_VOLUME"):

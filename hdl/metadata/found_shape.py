@@ -1,6 +1,6 @@
 """What an array of md is to the card."""
 
-from amaranth.hdl import Module, Signal, Value
+from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -20,7 +20,8 @@ DDF_CODE = 8
 class FoundShape(wiring.Component):
     """The level, strips, copies and rows of an array by what its superblocks say. Combinational.
 
-    A RAID 4 is a RAID 5 with its parity on the last drive.
+    A RAID 4 is a RAID 5 with its parity on the last drive. A RAID 1 of one drive is a JBOD. Level 7
+    is the card's own, with triple parity.
 
     Ports
     -----
@@ -90,9 +91,9 @@ class FoundShape(wiring.Component):
                 m.d.comb += [self.level.eq(Level.RAID0), self.supported.eq(fits & (disks > 1))]
             with m.Case(1):
                 m.d.comb += [
-                    self.level.eq(Level.RAID1),
+                    self.level.eq(Mux(disks == 1, Level.JBOD.value, Level.RAID1.value)),
                     self.copies.eq(disks),
-                    self.supported.eq(fits & (disks > 1)),
+                    self.supported.eq(fits & (disks > 0)),
                 ]
             with m.Case(4):
                 m.d.comb += [
@@ -106,6 +107,9 @@ class FoundShape(wiring.Component):
             with m.Case(6):
                 self._find_rotation(m, fits & (disks > 3))
                 m.d.comb += self.level.eq(Level.RAID6)
+            with m.Case(Level.RAIDTP.value):
+                self._find_rotation(m, fits & (disks > 4) & (layout < DDF_CODE))
+                m.d.comb += self.level.eq(Level.RAIDTP)
             with m.Case(10):
                 enough = (copies > 1) & (copies <= disks)
                 m.d.comb += [

@@ -14,7 +14,7 @@ from hdl.flow.table_read import geometry_read, member_read
 from hdl.kit.pick import lowest_bit
 from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
-from hdl.metadata.records import record, record_read
+from hdl.metadata.records import listed, record, record_read
 from hdl.metadata.superblock_facts import MdShape, SuperblockFacts
 from hdl.metadata.superblock_writer import Edit
 from hdl.metadata.superblocks import member_edit
@@ -69,7 +69,9 @@ class Keeper(wiring.Component):
 
     Of an array that has FAILED no loss is written down, unless it is a RAID 10. What other drives
     hold is not acknowledged for the drive that is lost. The array may be whole when its drives come
-    back. In a RAID 10 copies that are left are acknowledged, so the loss of one counts.
+    back. In a RAID 10 copies that are left are acknowledged, so the loss of one counts. An array
+    with redundancy whose drives went one after the other is ``forsaken``: what was written to the
+    last ones alone is not acknowledged.
 
     While the card is ``clean`` there is no host, and no loss is written down either. Drives of a
     card that was shut down may lose their power one after the other.
@@ -77,8 +79,11 @@ class Keeper(wiring.Component):
     A superblock is ``dirty`` while the array is in use and has redundancy, since power may go in
     the middle of a row, and while its rows are not in sync.
 
-    md cannot express some arrays. What their members held before becomes zeros, so that no array
-    comes back that has been written over. They are forgotten with the power.
+    A drive that is to take the place of a member may hold another superblock. It becomes zeros
+    (``wipe``) before anything else is written to the drive.
+
+    A superblock cannot express some arrays. What their members held before becomes zeros as well,
+    so that no array comes back that has been written over. They are forgotten with the power.
 
     Each member has the list of the array's volumes as well. It is written to a drive that becomes a
     member, and to all members after each change of a volume. A list is newer than another one if
@@ -127,6 +132,10 @@ class Keeper(wiring.Component):
         Table of the members.
     edit, facts, done
         Those of a user of `hdl.metadata.superblocks.Superblocks`.
+    wipe, wiped
+        Drives that are about to become members, see `hdl.array.tables.tables.ArrayTables`.
+    opens
+        One bit per port. Operations go to this port though it has failed. Nobody has others for it.
     fail
         Ports whose drive does not store its superblock.
     record_read
@@ -140,6 +149,8 @@ class Keeper(wiring.Component):
         The volumes of an array are there that its drives list.
     withholds
         Nothing may be acknowledged to the host.
+    forsaken
+        No write to this array may be acknowledged any more.
     rests
         Every superblock says what is so, and every list of an array that is ``listed``.
     busy
@@ -167,12 +178,16 @@ class Keeper(wiring.Component):
                 "edit": Out(stream.Signature(member_edit(config))),
                 "facts": Out(SuperblockFacts),
                 "done": In(stream.Signature(DriveStatus)),
+                "wipe": In(stream.Signature(config.port_bits)),
+                "wiped": Out(stream.Signature(1)),
+                "opens": Out(MAX_DRIVES),
                 "fail": Out(stream.Signature(config.port_bits)),
                 "record_read": In(record_read(config)),
                 "kept": Out(config.arrays),
                 "claimed": Out(config.ports),
-                "listed": In(Pulse(config.array_bits)),
+                "listed": In(Pulse(listed(config))),
                 "withholds": Out(1),
+                "forsaken": Out(Pulse(config.array_bits)),
                 "rests": Out(1),
                 "busy": Out(1),
             }
@@ -237,7 +252,9 @@ class Keeper(wiring.Component):
         self._written = Signal(MAX_DRIVES)
         # The member at hand. It is none any more, or had a superblock before.
         self._leaves = Signal()
+        self._wipes = Signal()
         self._was_member = Signal()
+        self._good = Signal()
         self._role = Signal(WIDTH_BITS)
         self._port = Signal(config.port_bits)
 
@@ -273,6 +290,8 @@ class Keeper(wiring.Component):
             self._look_at_members(m)
             self._write_member(m)
             self._end(m)
+            asked = keep.ongoing("SEND") | keep.ongoing("LISTEN")
+            m.d.comb += self.opens.eq(Mux(self._wipes & asked, 1 << self._port, 0))
         self._hear_listed(m)
         waits = (
             (keep.ongoing("REST") & ~self._has_work)
@@ -280,6 +299,7 @@ class Keeper(wiring.Component):
             | (keep.ongoing("LISTEN") & ~self.done.valid)
             | (keep.ongoing("REFUSED") & ~self.settled)
             | (keep.ongoing("FAIL") & ~self.fail.ready)
+            | (keep.ongoing("WIPED") & ~self.wiped.ready)
         ) & (
             (change.ongoing("PASS") & ~self.changes.request.valid)
             | (self.table_changes.request.valid & ~self.table_changes.request.ready)
@@ -313,19 +333,23 @@ class Keeper(wiring.Component):
             facts.rows.eq(shape.rows),
             facts.width.eq(shape.width),
             facts.events.eq(self._record.events),
+            self.forsaken.payload.eq(self._array),
         ]
 
     def _say_dirty(self, m: Module) -> None:
         """Whether superblocks say that rows may be inconsistent."""
-        shape = self._geometry
-        has_redundancy = (shape.parities != 0) | (shape.copies > 1)
         doubtful = (self.unsynced | self._inconsistent).bit_select(self._array, 1)
         m.d.sync += [
             self._inconsistent.eq((self._inconsistent & ~self.unsynced) | self.doubts),
             self._doubted.eq(self.doubts),
         ]
         with m.If(self._starts_round):
-            m.d.sync += self.facts.dirty.eq(has_redundancy & (~self.clean | doubtful))
+            m.d.sync += self.facts.dirty.eq(self._has_redundancy & (~self.clean | doubtful))
+
+    @property
+    def _has_redundancy(self) -> Value:
+        """The array at hand can lose a drive."""
+        return (self._geometry.parities != 0) | (self._geometry.copies > 1)
 
     def _watch_drives(self, m: Module) -> None:
         """Whose claim is false, and who is to be erased."""
@@ -340,6 +364,7 @@ class Keeper(wiring.Component):
             self._has_work.eq(
                 self.settled
                 & (self._lost.any() | self._leavers.any() | (self._due & self.kept).any())
+                | self.wipe.valid
             ),
             self.claimed.eq(claims | self._erases | self._refuses),
         ]
@@ -360,9 +385,11 @@ class Keeper(wiring.Component):
 
     def _hear_listed(self, m: Module) -> None:
         """An array has got its volumes. Whatever else happens in this cycle, that is not missed."""
+        heard = self.listed.payload
         with m.If(self.listed.valid):
-            self._relist(m, self.listed.payload)
-            m.d.sync += self._listed.bit_select(self.listed.payload, 1).eq(1)
+            m.d.sync += self._listed.bit_select(heard.array, 1).eq(1)
+            with m.If(heard.anew):
+                self._relist(m, heard.array)
 
     def _relist(self, m: Module, array: Value) -> None:
         """The lists of all members of an array must be written."""
@@ -402,8 +429,8 @@ class Keeper(wiring.Component):
             owner = Mux(makes, request.payload.array, self._owners.reads[0].data)
             m.d.sync += [self._owner.eq(owner), self._weighed.eq(1)]
             m.next = "PASS"
-            listed = self._listed.bit_select(owner[: self._config.array_bits], 1)
-            with m.If(~listed & ~request.payload.placed):
+            is_listed = self._listed.bit_select(owner[: self._config.array_bits], 1)
+            with m.If(~is_listed & ~request.payload.placed):
                 m.next = "REFUSE"
 
         with m.State("REFUSE"):
@@ -481,7 +508,7 @@ class Keeper(wiring.Component):
     # What is written. A false claim comes first, then drives that have left, then arrays.
 
     def _rest(self, m: Module) -> None:
-        """The states REST to LEAVE: what is to be done next."""
+        """The states REST to WIPED: what is to be done next."""
         lost, leavers, due = self._lost, self._leavers, self._due & self.kept
         port = self._port
         with m.State("REST"):
@@ -493,18 +520,20 @@ class Keeper(wiring.Component):
                 self._several.eq(lost.any()),
                 self._first.eq(1),
                 self._leaves.eq(0),
+                self._wipes.eq(0),
                 self._rewritten.eq(0),
                 self._held_back.eq(0),
                 port.eq(lowest_bit(m, Mux(lost.any(), lost, leavers), "first_port")),
                 self._array.eq(lowest_bit(m, due, "first_array")),
             ]
-            with m.If(self.settled):
-                with m.If(lost.any()):
-                    m.next = "FIND"
-                with m.Elif(leavers.any()):
-                    m.next = "LEAVE"
-                with m.Elif(due.any()):
-                    m.next = "LOAD"
+            with m.If(self.settled & lost.any()):
+                m.next = "FIND"
+            with m.Elif(self.settled & leavers.any()):
+                m.next = "LEAVE"
+            with m.Elif(self.wipe.valid):
+                m.next = "WIPE"
+            with m.Elif(self.settled & due.any()):
+                m.next = "LOAD"
 
         with m.State("FIND"):
             m.next = "FOUND"
@@ -524,6 +553,24 @@ class Keeper(wiring.Component):
             ]
             m.next = "SEND"
             with m.If(self.drives.failed.bit_select(port, 1) | ~leavers.bit_select(port, 1)):
+                m.next = "REST"
+
+        with m.State("WIPE"):
+            m.d.comb += self.wipe.ready.eq(1)
+            m.d.sync += [
+                port.eq(self.wipe.payload),
+                self._leaves.eq(1),
+                self._wipes.eq(1),
+                self._erases.bit_select(self.wipe.payload, 1).eq(0),
+                self.edit.payload.superblock.edit.eq(Edit.ERASE),
+                self.edit.payload.superblock.port.eq(self.wipe.payload),
+                self.edit.payload.lists.eq(0),
+            ]
+            m.next = "SEND"
+
+        with m.State("WIPED"):
+            m.d.comb += [self.wiped.valid.eq(1), self.wiped.payload.eq(self._good)]
+            with m.If(self.wiped.ready):
                 m.next = "REST"
 
     def _load(self, m: Module) -> None:
@@ -571,6 +618,7 @@ class Keeper(wiring.Component):
         # A drive that has left is not excused, and nobody else holds what it held.
         with m.State("EXCUSE"):
             m.d.sync += self._excused.bit_select(self._cause, 1).eq(self.settled)
+            m.d.comb += self.forsaken.valid.eq(self.settled & self._has_redundancy)
             m.next = "REST"
             with m.If(~self.drives.used.bit_select(self._cause, 1)):
                 m.next = "REFUTED"
@@ -639,14 +687,14 @@ class Keeper(wiring.Component):
             member = (self._claims & ~self._away).bit_select(port, 1) & at_home
             has = member & self._known.bit_select(port, 1)
             skips = self._written.bit_select(place, 1) | (has & ~expressible)
-            listed = self._listed.bit_select(self._array, 1)
+            is_listed = self._listed.bit_select(self._array, 1)
             m.d.sync += [
                 self._was_member.eq(member),
                 edit.edit.eq(Mux(~expressible, Edit.ERASE, Mux(has, Edit.CHANGE, Edit.MAKE))),
                 edit.role.eq(role),
                 edit.port.eq(port),
                 self.edit.payload.array.eq(self._array),
-                self.edit.payload.lists.eq(expressible & listed & (self._lists | ~has)),
+                self.edit.payload.lists.eq(expressible & is_listed & (self._lists | ~has)),
             ]
             m.next = "CLAIM"
             with m.If((self._makes & has) | skips):
@@ -678,8 +726,10 @@ class Keeper(wiring.Component):
             with m.If(self.done.valid):
                 m.next = "REFUSED"
                 with m.If(self._leaves):
-                    m.d.sync += self._refuses.bit_select(port, 1).eq(~good)
+                    m.d.sync += [self._refuses.bit_select(port, 1).eq(~good), self._good.eq(good)]
                     m.next = "REST"
+                    with m.If(self._wipes):
+                        m.next = "WIPED"
                 with m.Elif(good):
                     partial = self.facts.rebuilding.bit_select(place, 1)
                     m.d.sync += [

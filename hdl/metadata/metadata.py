@@ -13,6 +13,7 @@ from hdl.flow.manage import Changes
 from hdl.flow.operation import finished, operation
 from hdl.flow.table_read import geometry_read, member_read, placed_read, volume_read
 from hdl.flow.volume_facts import volume_facts_read
+from hdl.kit.pulse import Pulse
 from hdl.metadata.bring_up import BringUp
 from hdl.metadata.change_turns import ChangeTurns
 from hdl.metadata.clean_shutdown import CleanShutdown
@@ -70,14 +71,19 @@ class Metadata(wiring.Component):
         The host wants the controller to work.
     ready
         It can: the arrays that the drives hold are there, and their superblocks say so.
-    withholds
-        Nothing may be acknowledged to the host.
+    withholds, forsaken
+        Nothing may be acknowledged to the host, or nothing that writes to that array
+        (`hdl.metadata.withheld.Withheld`).
     page_line
         A level. A line that nobody else uses.
     operation, finished, shuns
         Those of a `hdl.metadata.page_mover.PageMover`.
     line_read, line_write
         Ports of the line store.
+    wipe, wiped
+        Drives that are about to become members, see `hdl.array.tables.tables.ArrayTables`.
+    opens
+        One bit per port. Operations go to this port though it has failed.
     fail
         Ports whose drive does not store its superblock.
     busy
@@ -110,12 +116,16 @@ class Metadata(wiring.Component):
                 "wanted": In(1),
                 "ready": Out(1),
                 "withholds": Out(1),
+                "forsaken": Out(Pulse(config.array_bits)),
                 "page_line": In(config.line_bits),
                 "operation": Out(stream.Signature(operation(config))),
                 "finished": In(stream.Signature(finished(config))),
                 "shuns": Out(MAX_DRIVES),
                 "line_read": Out(ReadPort(config)),
                 "line_write": Out(write_port(config)),
+                "wipe": In(stream.Signature(config.port_bits)),
+                "wiped": Out(stream.Signature(1)),
+                "opens": Out(MAX_DRIVES),
                 "fail": Out(stream.Signature(config.port_bits)),
                 "busy": Out(1),
             }
@@ -192,6 +202,9 @@ class Metadata(wiring.Component):
         connect(m, superblocks.done, keeper.done)
         connect(m, self._bring_up.listed, keeper.listed)
         connect(m, keeper.fail, flipped(self.fail))
+        connect(m, flipped(self.wipe), keeper.wipe)
+        connect(m, keeper.wiped, flipped(self.wiped))
+        connect(m, keeper.forsaken, flipped(self.forsaken))
         connect(m, flipped(self.drives), keeper.drives)
         connect(m, flipped(self.card), keeper.card)
         m.d.comb += [
@@ -203,6 +216,7 @@ class Metadata(wiring.Component):
             keeper.essential.eq(self.arrays.essential),
             keeper.settled.eq(self.arrays.settled),
             keeper.parting.eq(self.parting),
+            self.opens.eq(keeper.opens),
             self.withholds.eq(keeper.withholds),
         ]
 

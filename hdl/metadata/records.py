@@ -1,4 +1,4 @@
-"""What the superblocks of each array say."""
+"""What the drives of each array say."""
 
 from amaranth.lib import data
 
@@ -16,3 +16,9 @@ def record() -> data.StructLayout:
 def record_read(config: Config) -> TableRead:
     """Reads the record of an array."""
     return TableRead(config.array_bits, record())
+
+
+def listed(config: Config) -> data.StructLayout:
+    """``array`` has the volumes that its drives list. With ``anew`` the lists are written again, so
+    that all are alike."""
+    return data.StructLayout({"array": config.array_bits, "anew": 1})

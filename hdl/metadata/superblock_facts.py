@@ -72,7 +72,8 @@ class MdShape(wiring.Component):
     """md's level and layout of an array. Combinational.
 
     A RAID 1 that holds fewer copies than it has drives is a RAID 10 to md, which places blocks as
-    the card does.
+    the card does. A JBOD is a RAID 1 of one drive. md has no triple parity. It is level 7, which md
+    does not know and so does not start.
 
     Parameters
     ----------
@@ -86,7 +87,7 @@ class MdShape(wiring.Component):
     level, layout
         As md has them.
     expressible
-        md has such arrays: no JBOD, no triple parity, not more than one span.
+        A superblock can say what the array is. It has one span.
     """
 
     def __init__(self, *, config: Config):
@@ -113,7 +114,9 @@ class MdShape(wiring.Component):
                     m.d.comb += self.level.eq(1)
                 with m.Else():
                     m.d.comb += [self.level.eq(10), self.layout.eq(NEAR | shape.copies)]
-            with m.Case(Level.RAID5, Level.RAID6):
+            with m.Case(Level.JBOD):
+                m.d.comb += [self.level.eq(1), self.expressible.eq(1)]
+            with m.Case(Level.RAID5, Level.RAID6, Level.RAIDTP):
                 m.d.comb += [self.level.eq(shape.level), self.expressible.eq(one_span)]
                 with m.Switch(shape.rotation):
                     for rotation, code in ROTATIONS.items():

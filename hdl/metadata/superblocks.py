@@ -42,6 +42,7 @@ class ListReads(wiring.Signature):
                 "look": Out(stream.Signature(config.port_bits)),
                 "give": Out(1),
                 "entries": In(stream.Signature(listed_volume())),
+                "missed": In(1),
             }
         )
 
@@ -169,6 +170,7 @@ class Superblocks(wiring.Component):
             lists.begin.eq(asked.begin),
             lists.set_uuid.eq(asked.set_uuid),
             lists.give.eq(asked.give),
+            asked.missed.eq(lists.missed),
             lists.known.eq(self._survey.known),
             writer.set_uuid.eq(self.facts.set_uuid),
             writer.generation.eq(self.facts.events),

@@ -64,6 +64,8 @@ class VolumeListReader(wiring.Component):
     entries
         The entries of the newest list that has been seen, and at the end one that is not valid. If
         none has been seen that is all.
+    missed
+        A level, with the last entry: no list has been seen, but a page could not be read.
     known
         A bit a port. A drive is there, and has been since it was looked for superblocks.
     wants, reads
@@ -91,6 +93,7 @@ class VolumeListReader(wiring.Component):
                 "look": In(stream.Signature(config.port_bits)),
                 "give": In(1),
                 "entries": Out(stream.Signature(listed_volume())),
+                "missed": Out(1),
                 "known": In(config.ports),
                 "wants": Out(1),
                 "reads": Out(1),
@@ -114,6 +117,7 @@ class VolumeListReader(wiring.Component):
         self._lists = Table(WORD_BITS, 2 * LIST_WORDS)
         self._half = Signal()
         self._seen = Signal()
+        self._unread = Signal()
         self._generation = Signal(EVENT_BITS)
         # Of the page that is read, and of the drive's first copy.
         self._fits = Signal()
@@ -142,6 +146,7 @@ class VolumeListReader(wiring.Component):
                 Cat(self._place, self._entry[:-1], self._half)
             ),
             self.newest.payload.port.eq(self._port),
+            self.missed.eq(self._unread & ~self._seen),
         ]
         self._make_entry(m)
         with m.If(self._leaves):
@@ -181,7 +186,7 @@ class VolumeListReader(wiring.Component):
                 self.gone.eq(0),
             ]
             with m.If(self.begin):
-                m.d.sync += self._seen.eq(0)
+                m.d.sync += [self._seen.eq(0), self._unread.eq(0)]
             with m.If(self.look.valid):
                 m.next = "WAIT"
             with m.Elif(self.give):
@@ -207,7 +212,7 @@ class VolumeListReader(wiring.Component):
             with m.If(self.moved.valid):
                 m.next = "READ"
                 with m.If(self.moved.payload != DriveStatus.GOOD):
-                    m.d.sync += self._fits.eq(0)
+                    m.d.sync += [self._fits.eq(0), self._unread.eq(1)]
                     m.next = "JUDGE"
 
         with m.State("READ"):
@@ -255,7 +260,7 @@ class VolumeListReader(wiring.Component):
     @property
     def _sums_up(self) -> Value:
         """The last word is the CRC of the others."""
-        return self._crc.match_detected
+        return Value.cast(self._crc.match_detected)
 
     @property
     def _is_newer(self) -> Value:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from sim.golden.superblock import CLEAN, Feature, Superblock
 
-PARITIES = {4: 1, 5: 1, 6: 2}
-"""How many drives each level with parity does without."""
+PARITIES = {4: 1, 5: 1, 6: 2, 7: 3}
+"""How many drives each level with parity does without. 7 is the card's own, with triple parity. md
+starts no such array."""
 
 ALIKE = ("set_uuid", "ctime", "level", "layout", "size", "chunk", "raid_disks")
 """What the superblocks of an array have in common."""

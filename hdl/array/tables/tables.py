@@ -105,6 +105,12 @@ class ArrayTables(wiring.Component):
         follow are of no use without ``Config.background``.
     flushed
         One bit per port. Those that were flushed (`hdl.drive.flusher.Flusher`).
+    wipe
+        A port, whose drive is about to take the place of a member. What it says of itself must be
+        gone before anything else is written to it. This and ``wiped`` are only used with
+        ``Config.metadata``.
+    wiped
+        It is gone.
     rewind
         An array of which nothing is rebuilt any more. A drive that has passed all checks is about
         to be a stale member of it, or a migration target.
@@ -131,8 +137,8 @@ class ArrayTables(wiring.Component):
     Errors, as the status of the answer
         - INVALID_FIELD if the level does not allow the drives, spans, copies, rotation or strip
           (`LevelRules`), or if the capacity exceeds 2**40 blocks.
-        - DRIVE_UNAVAILABLE for a drive that is absent or in use, or for more absent drives than the
-          level tolerates.
+        - DRIVE_UNAVAILABLE for a drive that is absent or in use, that does not store that it is
+          nobody's, or for more absent drives than the level tolerates.
         - NO_SPACE if a drive has no room for a strip, or if a volume does not fit between the
           others.
         - NO_ENTRY for a full table, or for an entry that does not exist.
@@ -178,6 +184,8 @@ class ArrayTables(wiring.Component):
                 "volume_exists": Out(config.volumes),
                 "flush": Out(stream.Signature(MAX_DRIVES)),
                 "flushed": In(stream.Signature(MAX_DRIVES)),
+                "wipe": Out(stream.Signature(config.port_bits)),
+                "wiped": In(stream.Signature(1)),
                 "rewind": Out(stream.Signature(config.array_bits)),
                 "restarts": Out(tried_bits(config)).array(config.ports),
                 "decisions": In(DriveDecisions()),
@@ -217,9 +225,10 @@ class ArrayTables(wiring.Component):
         self._volume_end = Signal(BLOCK_NUMBER_BITS + 1)
 
         # Of a member. RE_ADD knows its port; a drive that was the member has been quiesced; the
-        # drive that joins has been absent since it was checked.
+        # drive that joins is wiped; it has been absent since it was checked or wiped.
         self._named = Signal()
         self._calm = Signal()
+        self._wiped = Signal()
         self._left = Signal()
         self._old_port = Signal(config.port_bits)  # of the member, before the change
         self._pause = Signal(range(REWIND_CYCLES))
@@ -282,6 +291,8 @@ class ArrayTables(wiring.Component):
                 self._leave(m)
                 self._settle(m)
                 self._check_member(m)
+                if config.metadata:
+                    self._wipe_member(m)
                 self._rewind_member(m)
                 self._join_member(m)
                 self._begin_migration(m)
@@ -297,6 +308,10 @@ class ArrayTables(wiring.Component):
             m.d.comb += self.busy.eq(
                 ~self._waits(fsm) | self.fail.valid | self.drives.changed
             )
+        absent = self._health.absent.bit_select(self._port, 1)
+        if config.metadata:
+            with m.If((self._wiped | self.wiped.ready) & absent):
+                m.d.sync += self._left.eq(1)
         return m
 
     def _add_parts(self, m: Module) -> None:
@@ -418,6 +433,8 @@ class ArrayTables(wiring.Component):
             | (self.quiesce.valid & ~self.quiesce.ready)
             | (self.flush.valid & ~self.flush.ready)
             | (self.flushed.ready & ~self.flushed.valid)
+            | (self.wipe.valid & ~self.wipe.ready)
+            | (self.wiped.ready & ~self.wiped.valid)
             | (self.rewind.valid & ~self.rewind.ready)
         )
 
@@ -447,6 +464,7 @@ class ArrayTables(wiring.Component):
                 self._smallest.eq(Mux(asked.payload.placed, asked.payload.blocks, ~0)),
                 self._named.eq(0),
                 self._calm.eq(0),
+                self._wiped.eq(0),
             ]
             with m.If(asked.valid):
                 with m.Switch(asked.payload.opcode):
@@ -864,7 +882,8 @@ class ArrayTables(wiring.Component):
     # had failed. Otherwise a row, or a read, could go on with it as if it had never been away, and
     # its late reports would be about a drive that is good. So the array is quiesced first, with the
     # drive still failed. Then all is checked once more, as the drive may have gone, and the array
-    # is ``calm``.
+    # is ``calm``. After that the drive is ``wiped``, in the same manner. A port that has failed
+    # takes no operations but these, and by then nobody else has any for it.
     #
     # Only then it is said, on ``rewind``, that nothing of the array is rebuilt. `REWIND_CYCLES`
     # later everybody has read that. From then on the change is not refused. A drive that is absent
@@ -889,6 +908,9 @@ class ArrayTables(wiring.Component):
             out_of_range = ~self._returns & (request.port >= self._config.ports)
             m.d.sync += [self._old_port.eq(member), self._pause.eq(0), self._left.eq(0)]
             m.next = "REWIND_MEMBER"
+            if self._config.metadata:
+                with m.If(~self._wiped):
+                    m.next = "WIPE_MEMBER"
             with m.If(~self._migrates & same_drive & ~self._calm):
                 m.next = "CALM_MEMBER"
             with m.If((request.position >= MAX_DRIVES) | (position >= shape.width * shape.spans)):
@@ -900,7 +922,7 @@ class ArrayTables(wiring.Component):
                 self._answer(m, ManageStatus.IN_USE)
             with m.Elif(stranger & ~health.absent.bit_select(port, 1)):
                 self._answer(m, ManageStatus.OTHER_DRIVE)
-            with m.Elif(out_of_range | taken.bit_select(port, 1)):
+            with m.Elif(out_of_range | taken.bit_select(port, 1) | (self._wiped & self._left)):
                 self._answer(m, ManageStatus.DRIVE_UNAVAILABLE)
             with m.Elif(member_failed == self._migrates):
                 self._answer(m, ManageStatus.IN_USE)
@@ -912,6 +934,23 @@ class ArrayTables(wiring.Component):
             with m.If(self.quiesce.ready):
                 m.d.sync += self._calm.eq(1)
                 m.next = "READ_MEMBER"
+
+    def _wipe_member(self, m: Module) -> None:
+        """The states WIPE_MEMBER and WIPED_MEMBER: the drive does not say any more that it belongs
+        to somebody. Another one that comes in its place may, so it must not be absent from now on.
+        """
+        with m.State("WIPE_MEMBER"):
+            m.d.comb += [self.wipe.valid.eq(1), self.wipe.payload.eq(self._port)]
+            with m.If(self.wipe.ready):
+                m.next = "WIPED_MEMBER"
+
+        with m.State("WIPED_MEMBER"):
+            m.d.comb += self.wiped.ready.eq(1)
+            with m.If(self.wiped.valid):
+                m.d.sync += self._wiped.eq(1)
+                m.next = "READ_MEMBER"
+                with m.If(~self.wiped.payload):
+                    self._answer(m, ManageStatus.DRIVE_UNAVAILABLE)
 
     def _rewind_member(self, m: Module) -> None:
         """The states REWIND_MEMBER and PAUSE_MEMBER.

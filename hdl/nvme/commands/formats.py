@@ -46,7 +46,7 @@ class Formats(wiring.Component):
         )
 
     def elaborate(self, platform) -> Module:
-        config = self._config
+        config, asked, answered = self._config, self.made.asked, self.made.answered
         m = Module()
         opcode = Signal(ManageOpcode)
         sectors = Signal()
@@ -55,13 +55,13 @@ class Formats(wiring.Component):
         # Of the drives of the array being created, and of each array.
         emulates = Signal()
         of_array = Signal(config.arrays)
-        with m.If(self.made.asked.valid):
+        with m.If(asked.valid):
             m.d.sync += [
-                opcode.eq(self.made.asked.payload.opcode),
-                sectors.eq(self.made.asked.payload.sectors),
-                emulation.eq(self.made.asked.payload.emulation),
-                array.eq(self.made.asked.payload.array),
-                emulates.eq((self.made.asked.payload.drives & self.emulated).any()),
+                opcode.eq(asked.payload.opcode),
+                sectors.eq(asked.payload.sectors),
+                emulation.eq(asked.payload.emulation),
+                array.eq(asked.payload.array),
+                emulates.eq((asked.payload.drives & self.emulated).any()),
             ]
         coarse = Signal()
         with m.Switch(emulation):
@@ -69,10 +69,10 @@ class Formats(wiring.Component):
                 m.d.comb += coarse.eq(of_array.bit_select(array, 1))
             with m.Case(Emulation.FORCE):
                 m.d.comb += coarse.eq(1)
-        volume = self.made.answered.payload.index[: config.volume_bits]
-        with m.If(self.made.answered.valid & (self.made.answered.payload.status == ManageStatus.DONE)):
+        volume = answered.payload.index[: config.volume_bits]
+        with m.If(answered.valid & (answered.payload.status == ManageStatus.DONE)):
             with m.If(opcode == ManageOpcode.CREATE_ARRAY):
-                created = self.made.answered.payload.index[: config.array_bits]
+                created = answered.payload.index[: config.array_bits]
                 m.d.sync += of_array.bit_select(created, 1).eq(emulates)
             with m.If(opcode == ManageOpcode.CREATE_VOLUME):
                 m.d.sync += [
