@@ -51,6 +51,10 @@ class Bench:
         self.waited = [0, 0]
         """How often each has waited for one."""
         self._due = False
+        self.held = 0
+        """Cycles for which the second user has held its turn."""
+        self.kept_out = 0
+        dut.holds.value = 0
         cocotb.start_soon(self._run())
 
     def _begin(self, change: int) -> None:
@@ -61,8 +65,10 @@ class Bench:
         if sample(getattr(self.dut, f"users__{other}__request__valid")):
             self.passed[other] += 1
             self.waited[other] += 1
-            assert self.passed[other] <= 1, f"user {other} starves"
+            assert self.passed[other] <= 1 or self.kept_out, f"user {other} starves"
+            self.kept_out += bool(self.held) and user == 1
         self.passed[user] = 0
+        assert user == 1 or self.held < 3, "a change comes between"
         assert sample(getattr(self.dut, f"users__{user}__request__ready")), "it is still asked for"
         assert not sample(getattr(self.dut, f"users__{other}__request__ready"))
         self.under_way = user, self.random.getrandbits(RESPONSE_BITS)
@@ -84,6 +90,16 @@ class Bench:
             assert not offered or self.under_way is None or sample(dut.changes__request__ready)
             asks = any(sample(getattr(dut, f"users__{user}__request__valid")) for user in USERS)
             self._due = bool(asks) and self.under_way is None and not offered
+            self._due &= not sample(dut.holds)
+            self.held = self.held + 1 if sample(dut.holds) else 0
+
+    async def hold(self) -> None:
+        """The second user holds its turn at random."""
+        while True:
+            await cycles_pass(self.dut.clk, self.random.randrange(120))
+            self.dut.holds.value = 1
+            await cycles_pass(self.dut.clk, self.random.randrange(300))
+            self.dut.holds.value = 0
 
     async def ask(self, user: int, pause: int) -> None:
         """Asks for a change, and gets its own answer."""
@@ -127,6 +143,19 @@ async def everybody_gets_a_turn(dut, active, pauses):
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
+async def nobody_comes_between(dut):
+    """While the second user holds its turn the first one waits, and gets it after that."""
+    bench = Bench(dut, 0.8)
+    await start(dut)
+    cocotb.start_soon(bench.hold())
+    users = [cocotb.start_soon(bench.asks(user, CHANGES, 40)) for user in USERS]
+    for user in users:
+        await user
+    assert bench.kept_out > 10, bench.kept_out
+    dut.holds.value = 0
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
 @cocotb.parametrize(user=[0, 1])
 async def one_alone_waits_for_nobody(dut, user):
     bench = Bench(dut, 1.0)
@@ -150,7 +179,7 @@ class Around(ChangeTurns):
         for mine, its in zip(self.users, self._inner.users, strict=True):
             connect(m, flipped(mine), its)
         connect(m, self._inner.changes, flipped(self.changes))
-        m.d.comb += self.busy.eq(self._inner.busy)
+        m.d.comb += [self.busy.eq(self._inner.busy), self._inner.holds.eq(self.holds)]
         return m
 
 
@@ -221,3 +250,17 @@ class Sleeps(Around):
 def test_change_turns_planted_bugs_are_found(bug):
     with pytest.raises(SimulationError, match="everybody_gets_a_turn"):
         simulate(bug(config=CONFIG), name=f"change_turns_{bug.__name__}", module=__name__)
+
+
+class LetsBetween(Around):
+    """Planted bug: the second user cannot hold its turn."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self._inner.holds.eq(0)
+        return m
+
+
+def test_who_comes_between_is_found():
+    with pytest.raises(SimulationError, match="nobody_comes_between"):
+        simulate(LetsBetween(config=CONFIG), name="change_turns_between", module=__name__)

@@ -131,8 +131,8 @@ class ArrayTables(wiring.Component):
         It works.
 
     Latency: a change takes at most 200 cycles and two for each entry of the array or volume table.
-    An array that is made with members missing takes up to 1000 more. What ``quiesce`` and ``flush``
-    take comes on top. Reads are never held up.
+    An array that is made with members missing takes up to 1000 more. What ``quiesce``, ``flush``
+    and ``wipe`` take comes on top. Reads are never held up.
 
     Errors, as the status of the answer
         - INVALID_FIELD if the level does not allow the drives, spans, copies, rotation or strip
