@@ -91,6 +91,7 @@ class Refusals:
         volume, first, count = where
         port = array.ports[good]
         array.troubled.add(port)
+        await self._spare_or_not(array, position, good, block)
         harness.refuse_writes(port, DATA_OFFSET_BLOCKS + row)
         harness.drive_fault(port, -1, at_end=True, delay_ns=SLOW_NS)
         refused = harness.drive_statistics(port)["refused"]
@@ -119,6 +120,15 @@ class Refusals:
         status = await volume.read(first, count, buffer)
         assert status == 0, f"{volume}: what was flushed reads with {status:#x}"
         card.give_buffer(buffer)
+
+    async def _spare_or_not(self, array: Array, position: int, good: int, block: int) -> None:
+        """A fault that was planted before may have cost no drive yet. Then there is another good
+        copy, and the drive that refuses the block may be given up."""
+        members = (await array.state()).members
+        others = {place.position for place in array.layout.copies_of(block)} - {position, good}
+        if any(not (members[one].failed or members[one].stale) for one in others):
+            array.budget.drives.add(good)
+            self._card.outcome.seen["blocks refused in a rebuild with a copy to spare"] += 1
 
     def _last_copy(self, array: Array, position: int, rows: int) -> tuple[int, int, int] | None:
         """A block and its row there. The copies of the block in the first ``rows`` are at member

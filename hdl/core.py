@@ -611,6 +611,7 @@ class Core(wiring.Component):
             made.answered.valid.eq(changes.response.valid & changes.response.ready),
             made.answered.payload.eq(changes.response.payload),
             front_end.appeared.eq(metadata.appeared),
+            front_end.drive_foreign.eq(metadata.foreign),
             metadata.present.eq(tables.present),
             metadata.card.identity.eq(self.identity),
             metadata.card.nonce.eq(self.nonce),

@@ -20,6 +20,7 @@ from hdl.metadata.superblock_writer import SuperblockWriter, superblock_edit
 from hdl.metadata.superblocks import ListReads, Superblocks, member_edit
 from hdl.metadata.survey import Survey
 from hdl.metadata.words import WordWriter
+from hdl.nvme.admin.names import IDENTITY_BITS
 
 PAGE_LINE = 5
 """The line that pages pass through."""
@@ -169,6 +170,7 @@ class SuperblocksRoom(wiring.Component):
                 "facts": In(SuperblockFacts),
                 "edit": In(stream.Signature(member_edit(config))),
                 "done": Out(stream.Signature(DriveStatus)),
+                "identity": In(IDENTITY_BITS),
                 "lists": In(ListReads(config)),
                 "volume": In(TableWrite(config.volume_bits, volume(config))),
                 "volume_facts": In(TableWrite(config.volume_bits, volume_facts())),
@@ -210,6 +212,7 @@ class SuperblocksRoom(wiring.Component):
             superblocks.facts.level.eq(shape.level),
             superblocks.facts.layout.eq(shape.layout),
             superblocks.page_line.eq(PAGE_LINE),
+            superblocks.identity.eq(self.identity),
             drives.failed.eq(~superblocks.present | superblocks.shuns),
             self.known.eq(superblocks.known),
             drives.fail.ready.eq(1),

@@ -52,6 +52,7 @@ class Bench(PageBench):
         self.entries = StreamSink(dut, "lists__entries", layout=LISTED, active=0.3)
         self.array = random_array(self.random)
         self.number = self.random.randrange(SIZES.arrays)
+        self.identity = dut.identity.value = self.random.getrandbits(64)
         self.volumes: dict[int, tuple[int, Volume]] = {}
         self.unsure: set[int] = set()  # ports of drives whose lists have not all been read
         self.seen: Counter = Counter()
@@ -68,9 +69,8 @@ class Bench(PageBench):
         """A list of this array from before, with volumes of any number."""
         numbers = self.random.sample(range(MOST_VOLUMES), self.random.choice((0, 1, 5, 64)))
         generation = self.random.randrange(max(0, self.array.events - 6), self.array.events)
-        return VolumeList(
-            self.array.set_uuid, generation, {number: self.some_volume() for number in numbers}
-        )
+        volumes = {number: self.some_volume() for number in numbers}
+        return VolumeList(self.array.set_uuid, generation, self.random.getrandbits(64), volumes)
 
     def some_page(self) -> bytes:
         """A list of the array in most cases, else another, a damaged or a hostile one."""
@@ -86,7 +86,7 @@ class Bench(PageBench):
             case 3:  # another array's, by a single bit
                 uuid = bytearray(one.set_uuid)
                 uuid[self.random.randrange(16)] ^= 1 << self.random.randrange(8)
-                return VolumeList(bytes(uuid), one.generation, one.volumes).pack()
+                return VolumeList(bytes(uuid), one.generation, one.owner, one.volumes).pack()
             case 4:  # another magic or version
                 page[self.random.randrange(8)] ^= 1 << self.random.randrange(8)
                 page[-4:] = struct.pack("<I", zlib.crc32(page[:-4]))
@@ -127,7 +127,7 @@ class Bench(PageBench):
     def expected(self) -> VolumeList:
         """The list of the array."""
         own = {n: one for n, (array, one) in self.volumes.items() if array == self.number}
-        return VolumeList(self.array.set_uuid, self.array.events, own)
+        return VolumeList(self.array.set_uuid, self.array.events, self.identity, own)
 
     def pages(self, port: int) -> list[bytes]:
         """Both copies of a drive."""
@@ -199,6 +199,7 @@ class Bench(PageBench):
         )
         if trouble is not None:
             await trouble
+        told = bool(sample(dut.lists__seen)), sample(dut.lists__owner)
         await self._pulse(dut.lists__give)
         found: dict[int, Volume] = {}
         while (entry := await self.entries.receive(cycles=2000)).valid:
@@ -215,7 +216,14 @@ class Bench(PageBench):
         # Of a drive that has gone some lists may have been seen before that.
         seen = [[], mine, mine[:1]] if gone is not None else [[]]
         wanted = [newest(pages + some, self.array.set_uuid) for some in seen]
-        assert found in [one.volumes if one else {} for one in wanted], (found, wanted)
+        fits = [
+            one
+            for one in wanted
+            if found == (one.volumes if one else {})
+            and told[0] == (one is not None)
+            and (one is None or one.owner == told[1])
+        ]
+        assert fits, (found, told, wanted)
         self.seen["exchanged"] += gone is not None
         self.seen["volumes read"] += len(found)
         self.seen["no list"] += not any(wanted)
@@ -246,6 +254,7 @@ async def lists_are_what_they_were(dut):
     choose = bench.random
     show(dut, SIZES, bench.array)
     await start(dut)
+    await bench.look([0])
     for _ in range(int(os.environ["ROUNDS"])):
         for _ in range(choose.randint(0, 4)):
             await bench.change_volume()

@@ -46,7 +46,7 @@ DRIVE = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND, vo
 IDENTITY = 0x5354_5249_4154_4101
 
 IN_USE = 0x1C2
-"""Status of a replacement: the member has not failed."""
+"""Status of a change that is refused: the member has not failed, or the array is there."""
 
 ENABLED = 0x0046_0001
 SHUT_DOWN = 1 << 14

@@ -10,7 +10,15 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 
 from cocotb_tests.native.native_jobs import POLL_NS
-from cocotb_tests.native.native_lives import CONFIG, IDENTITY, LEVELS, Known, Lives, contents
+from cocotb_tests.native.native_lives import (
+    CONFIG,
+    IDENTITY,
+    IN_USE,
+    LEVELS,
+    Known,
+    Lives,
+    contents,
+)
 from hdl.array.tables.tables import ArrayTables
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
@@ -27,6 +35,8 @@ from sw.driver.commands import NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
 SECTORS = 8 * (1 << 20)
+DRIVE_UNAVAILABLE, NO_ENTRY = 0x1C0, 0x1C1
+"""Status of changes that are refused."""
 
 
 async def made(card: SimulatedCard, lives: Lives, level: Level, ports: list[int]) -> Known:
@@ -330,6 +340,112 @@ def test_a_drive_that_was_a_member_elsewhere():
         lives.seen["cut before" if says_so else "cut after" if written else "cut between"] += 1
     print(dict(lives.seen))
     assert lives.seen["cut before"] and lives.seen["cut after"]
+
+
+OTHER = IDENTITY + 1
+"""Another card."""
+
+
+async def refused(card: SimulatedCard, port: int) -> int:
+    """The status with which an import is refused."""
+    with pytest.raises(NvmeError) as caught:
+        await raid.import_array(card.nvme, port)
+    return caught.value.status
+
+
+def test_arrays_move_to_another_card():
+    """The drives of an array go to another card, whose host imports it. From then on that card has
+    it, and the first one has it again only if its host says so. Volumes are what they were."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID5, [0, 1, 2])
+        await raid.create_array(card.nvme, Level.JBOD, (4,))
+        await job_ends(card, array)
+        await lives.shut_down(card)
+
+    async def imports(card: SimulatedCard) -> None:
+        card.harness.remove(1)
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+        assert [drive.foreign for drive in await raid.drives(card.nvme)] == [
+            port in (0, 2, 4) for port in range(CONFIG.ports)
+        ]
+        assert await refused(card, 0) == DRIVE_UNAVAILABLE
+        assert [await refused(card, port) for port in (3, 5, 6, 255)] == [NO_ENTRY] * 4
+        card.harness.insert(1)
+        await card.transport.sleep(20 * POLL_NS)
+        assert await raid.arrays(card.nvme) == []
+        number = await raid.import_array(card.nvme, 1)
+        (one,) = await raid.arrays(card.nvme)
+        assert one.number == number and not any(
+            drive.foreign for drive in (await raid.drives(card.nvme))[:4]
+        )
+        assert await refused(card, 0) == IN_USE
+        await lives.look(card)
+        assert await raid.import_array(card.nvme, 4) != number
+
+    async def is_there(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        found = await raid.arrays(card.nvme)
+        assert len(found) == 2, found
+        await raid.delete_array(card.nvme, next(a.number for a in found if a.level == Level.JBOD))
+        await lives.look(card)
+
+    async def is_not_there(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+        await raid.import_array(card.nvme, 0)
+        await lives.look(card)
+
+    for card, life in (
+        (IDENTITY, begin),
+        (OTHER, imports),
+        (OTHER, is_there),
+        (IDENTITY, is_not_there),
+    ):
+        with lives.power(identity=card) as simulated:
+            simulated.run(life(simulated))
+    assert lives.seen["volumes that were there"] == 3
+
+
+def test_power_goes_in_an_import():
+    """Either card may have the array then, and it is what it was."""
+    lives = Lives(SEED)
+    chosen = lives.random
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await job_ends(card, await made(card, lives, Level.RAID5, [0, 1, 2]))
+        if chosen.random() < 0.5:
+            await lives.shut_down(card)
+
+    async def imports(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        card.transport.spawn(raid.import_array(card.nvme, 1))
+        await card.transport.sleep(chosen.uniform(0, 400_000))
+
+    async def look(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        there = bool(await raid.arrays(card.nvme))
+        lives.seen["there" if there else "imported again"] += 1
+        if not there:
+            await raid.import_array(card.nvme, 2)
+        await lives.look(card)
+
+    with lives.power() as card:
+        card.run(begin(card))
+    images, (array,) = lives.images, lives.arrays
+    for _ in range(12):
+        lives.images = [dict(image) for image in images]
+        lives.arrays = [deepcopy(array)]
+        with lives.power(identity=OTHER) as card:
+            card.run(imports(card))
+        with lives.power(identity=chosen.choice((IDENTITY, OTHER))) as card:
+            card.run(look(card))
+    print(dict(lives.seen))
+    assert lives.seen["there"] and lives.seen["imported again"]
 
 
 def cuts_both_copies(lives: Lives, cuts: int) -> None:

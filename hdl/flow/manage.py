@@ -12,7 +12,7 @@ from hdl.kit.pulse import Pulse
 
 class ManageOpcode(enum.Enum, shape=4):
     """Changes to the tables. START_JOB to REMOVE_SPARE end in `hdl.background.supervisor` and never
-    reach the tables."""
+    reach the tables. IMPORT ends in `hdl.metadata.bring_up`."""
 
     CREATE_ARRAY = 0
     DELETE_ARRAY = 1
@@ -27,6 +27,7 @@ class ManageOpcode(enum.Enum, shape=4):
     SET_RATE = 10
     ADD_SPARE = 11
     REMOVE_SPARE = 12
+    IMPORT = 13
     MIGRATE = 14
     END_MIGRATION = 15
 
@@ -123,6 +124,9 @@ def manage_request(config: Config) -> data.StructLayout:
         Only with `Config.metadata`. Brings up a volume that the drives of the array list. It has
         ``name``, and gets number ``volume`` if that is free. ``sectors`` and ``emulation`` are
         those that it was given, and not the default.
+    IMPORT
+        Only with `Config.metadata`. Brings up the array that the drive at ``port`` belongs to,
+        whoever has had it, and this controller has it from then on.
     REPLACE
         Member ``position`` of ``array`` is failed. The drive at ``port`` takes its place and is to
         be rebuilt. It may be the drive that was the member before.

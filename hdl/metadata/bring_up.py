@@ -15,8 +15,10 @@ from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.metadata.assembler import Assembler
 from hdl.metadata.found_set import Hindrance
+from hdl.metadata.host_changes import Imports
 from hdl.metadata.records import listed, record, record_read
 from hdl.metadata.superblock import WORD_BITS, Word, kept_address, kept_read
+from hdl.metadata.superblock_words import SET_NAME
 from hdl.metadata.superblocks import ListReads
 from hdl.nvme.admin.names import IDENTITY_BITS
 
@@ -25,6 +27,16 @@ SETTLE_CYCLES = 255
 
 NAMED = (*range(Word.SET_UUID, Word.SET_NAME), Word.EVENTS, Word.EVENTS + 1)
 """Words that a record is made of, in its order."""
+
+MADE_SO = {
+    Word.SET_NAME: int.from_bytes(SET_NAME[:4], "little"),
+    Word.SET_NAME + 1: int.from_bytes(SET_NAME[4:], "little"),
+    Word.CTIME: 0,
+    Word.CTIME + 1: 0,
+}
+"""Words as a card of this kind writes them."""
+
+READ_WORDS = (*NAMED, *MADE_SO)
 
 ROLE_BITS = (MAX_DRIVES - 1).bit_length()
 
@@ -37,9 +49,13 @@ class BringUp(wiring.Component):
 
     It looks at drives that belong to no array, once it is known of every drive what it holds, and
     again when drives or ports have become free. A set
-    becomes an array if `Assembler` finds no hindrance, if the set has this card's identity, and if
-    no array has the identity of the set. All others are left as they are, and nothing is written to
-    their drives.
+    becomes an array if `Assembler` finds no hindrance, if the set is this card's, and if no array
+    has the identity of the set. All others are left as they are, and nothing is written to their
+    drives. Whose a set is, says the newest list of volumes that any of its members holds. If there
+    is no list, it is that of the card that made it, whose identity is part of the set's.
+
+    The host can import another set by one of its drives, if a card of this kind has made it. This
+    card has it from then on.
 
     Rows of an array that is dirty may be inconsistent. It begins with a RESYNC. One that is clean
     is assumed to be in sync, as its superblocks say so. A role that nobody holds is a failed member
@@ -76,6 +92,13 @@ class BringUp(wiring.Component):
         What is kept of superblocks.
     lists
         The lists of volumes.
+    imports
+        Sets that the host wants to have. The answer says what has become of it: DONE, with the
+        number of the array; NO_ENTRY if the drive belongs to no set, or if there is no number or
+        port for it; DRIVE_UNAVAILABLE if drives are missing; INVALID_FIELD if the card has no such
+        arrays, or another maker's; IN_USE if an array has the drive, or the identity of the set.
+    rests
+        Superblocks and lists say what is so.
     kept, record_read
         Which arrays have superblocks, and what these say (`hdl.metadata.keeper.Keeper`).
     changes
@@ -107,6 +130,8 @@ class BringUp(wiring.Component):
                 "drives": In(DriveStates()),
                 "kept_read": Out(kept_read(config)),
                 "lists": Out(ListReads(config)),
+                "imports": In(Imports(config)),
+                "rests": In(1),
                 "kept": In(config.arrays),
                 "record_read": Out(record_read(config)),
                 "changes": Out(Changes(config)),
@@ -131,12 +156,17 @@ class BringUp(wiring.Component):
 
         # Of the set at hand: the word, array or role that is looked at, the ports of its members,
         # the array that it has become.
-        self._step = Signal(range(len(NAMED)))
+        self._step = Signal(range(len(READ_WORDS)))
+        self._made = Signal()  # a card of this kind has made it
         self._entry = Signal(config.array_bits)
         self._role = Signal(WIDTH_BITS)
         self._named = Signal(MAX_DRIVES)
         self._away = Signal(config.ports)  # drives that have gone since the sets are made up
         self._array = Signal(config.array_bits)
+        # A set is imported: the one with the drive at this port, which is at hand.
+        self._imports = Signal()
+        self._import_port = Signal(8)
+        self._wanted = Signal()
         self._complete = Signal()  # it has each volume of the list that fits
         self._makes_volume = Signal()  # such a change is asked for
         self._missed = Signal()  # there may be a list that nobody could read
@@ -168,11 +198,14 @@ class BringUp(wiring.Component):
             self._create(m)
             self._create_volumes(m)
             self._rebuild(m)
+            self._answer(m)
             request, response = self.changes.request, self.changes.response
             lists = self.lists
             settles = self._cycles != SETTLE_CYCLES
             waits = (
                 (fsm.ongoing("REST") & ~self._begins & ~settles)
+                | (fsm.ongoing("STORED") & ~self.rests)
+                | (self.imports.response.valid & ~self.imports.response.ready)
                 | (request.valid & ~request.ready)
                 | (response.ready & ~response.valid)
                 | (lists.look.valid & ~lists.look.ready)
@@ -236,6 +269,10 @@ class BringUp(wiring.Component):
         settled = self._cycles == SETTLE_CYCLES
         known = ~(self.present & ~self.known).any()
         news = (self.known & ~self._seen).any() | ~self._looked | self._again
+        asked = self.imports.request
+        news |= asked.valid
+        in_range = asked.payload < self._config.ports
+        used = in_range & self.drives.used.bit_select(asked.payload[: self._config.port_bits], 1)
         self._begins = settled & known & news
         m.d.sync += [
             self._cycles.eq(self._cycles + ~settled),
@@ -247,13 +284,22 @@ class BringUp(wiring.Component):
         ]
         with m.State("REST"):
             m.d.comb += self._assembler.start.eq(self._begins)
-            m.d.sync += self._away.eq(0)
+            m.d.comb += asked.ready.eq(self._begins)
+            m.d.sync += [
+                self._away.eq(0),
+                self._imports.eq(asked.valid),
+                self._import_port.eq(asked.payload),
+                self.imports.response.payload.eq(0),
+                self.imports.response.payload.status.eq(
+                    Mux(used, ManageStatus.IN_USE, ManageStatus.NO_ENTRY)
+                ),
+            ]
             with m.If(self._begins):
                 m.d.sync += self._seen.eq(self.known)
                 m.next = "TAKE"
 
     def _take_set(self, m: Module) -> None:
-        """The states TAKE, in which the next set is waited for, and PASS."""
+        """The states TAKE, in which the next set is waited for, to PASS."""
         assembler, found = self._assembler, self._assembler.found
         asks = self._assembler.kept_read.address
         with m.State("TAKE"):
@@ -264,40 +310,51 @@ class BringUp(wiring.Component):
                 self._role.eq(0),
                 self._named.eq(0),
             ]
+            at_port = self._found.drives.bit_select(self._import_port[: self._config.port_bits], 1)
+            there = self._import_port < self._config.ports
+            m.d.sync += self._wanted.eq(self._imports & there & at_port)
             with m.If(found.valid):
-                m.next = "PASS"
-                with m.If(self._found.hindrance == Hindrance.NOTHING):
-                    m.next = "ASK_WORD"
+                m.next = "HINDERED"
             with m.Elif(assembler.done):
                 m.d.sync += [self._looked.eq(1), self.ready.eq(1)]
                 m.next = "REST"
+                with m.If(self._imports):
+                    m.next = "STORED"
+
+        with m.State("HINDERED"):
+            m.d.sync += self._made.eq(1)
+            m.next = "PASS"
+            with m.Switch(self._found.hindrance):
+                with m.Case(Hindrance.NOTHING):
+                    m.next = "ASK_WORD"
+                with m.Case(Hindrance.UNSUPPORTED, Hindrance.DIFFERENT):
+                    self._tell(m, ManageStatus.INVALID_FIELD)
+                with m.Default():
+                    self._tell(m, ManageStatus.DRIVE_UNAVAILABLE)
 
         with m.State("PASS"):
             m.d.comb += [found.ready.eq(1), self.kept_read.address.eq(asks)]
             m.next = "TAKE"
 
     def _identify(self, m: Module) -> None:
-        """The states ASK_WORD, NOTE_WORD and JUDGE: whose the set is."""
-        step, identity = self._step, self.brought_up.set_uuid
+        """The states ASK_WORD and NOTE_WORD: which set it is, and by what maker."""
+        step = self._step
         with m.State("ASK_WORD"):
             m.d.comb += self.kept_read.address.eq(
-                kept_address(self._found.freshest, Array(NAMED)[step])
+                kept_address(self._found.freshest, Array(READ_WORDS)[step])
             )
             m.next = "NOTE_WORD"
 
         with m.State("NOTE_WORD"):
-            words = Cat(self.brought_up.set_uuid, self.brought_up.events)
-            m.d.sync += [
-                words.word_select(step, WORD_BITS).eq(self.kept_read.data),
-                step.eq(step + 1),
-            ]
+            words, data = Cat(self.brought_up.set_uuid, self.brought_up.events), self.kept_read.data
+            m.d.sync += step.eq(step + 1)
             m.next = "ASK_WORD"
-            with m.If(step == len(NAMED) - 1):
-                m.next = "JUDGE"
-
-        with m.State("JUDGE"):
-            m.next = "PASS"
-            with m.If(identity[:IDENTITY_BITS] == self.identity):
+            with m.If(step < len(NAMED)):
+                m.d.sync += words.word_select(step, WORD_BITS).eq(data)
+            for place, word in enumerate(MADE_SO.values()):
+                with m.If((step == len(NAMED) + place) & (data != word)):
+                    m.d.sync += self._made.eq(0)
+            with m.If(step == len(READ_WORDS) - 1):
                 m.next = "ASK_ARRAY"
 
     def _compare(self, m: Module) -> None:
@@ -311,13 +368,15 @@ class BringUp(wiring.Component):
             m.d.sync += entry.eq(entry + 1)
             m.next = "ASK_ARRAY"
             with m.If(self.kept.bit_select(entry, 1) & same):
+                self._tell(m, ManageStatus.IN_USE)
                 m.next = "PASS"
             with m.Elif(entry == self._config.arrays - 1):
                 m.d.comb += self.lists.begin.eq(1)
                 m.next = "ASK_ROLE"
 
     def _place(self, m: Module) -> None:
-        """The states ASK_ROLE to NEXT: each role has a port, and members' lists are looked at."""
+        """The states ASK_ROLE to JUDGE: each role has a port, the lists of members are looked at,
+        and whose the set is."""
         role, named, found = self._role, self._named, self._found
         held = (found.members | found.rebuilding).bit_select(role, 1)
         free = ~(self.drives.used | self.drives.present | named)
@@ -356,7 +415,15 @@ class BringUp(wiring.Component):
                 m.next = "ASK_ROLE"
             with m.Elif(self.lists.look.ready):
                 m.d.sync += role.eq(0)
+                m.next = "JUDGE"
+
+        with m.State("JUDGE"):
+            owner = Mux(self.lists.seen, self.lists.owner, self.brought_up.set_uuid[:IDENTITY_BITS])
+            m.next = "PASS"
+            with m.If((owner == self.identity) | (self._wanted & self._made)):
                 m.next = "CREATE"
+            with m.Else():
+                self._tell(m, ManageStatus.INVALID_FIELD)
 
     def _ask(self, m: Module, opcode: ManageOpcode, then: str) -> None:
         """In a state, which ends as the change is taken: asks for it."""
@@ -375,9 +442,28 @@ class BringUp(wiring.Component):
             m.d.comb += response.ready.eq(1)
             m.d.sync += [self._array.eq(response.payload.index), self._complete.eq(1)]
             with m.If(response.valid):
+                with m.If(self._wanted):
+                    m.d.sync += self.imports.response.payload.eq(response.payload)
                 m.next = "PASS"
                 with m.If(response.payload.status == ManageStatus.DONE):
                     m.next = "GIVE"
+
+    def _tell(self, m: Module, status: ManageStatus) -> None:
+        """In a state: why the set is not imported, if it is asked for."""
+        with m.If(self._wanted):
+            m.d.sync += self.imports.response.payload.status.eq(status)
+
+    def _answer(self, m: Module) -> None:
+        """The states STORED, until the drives say whose they are, and ANSWER."""
+        response = self.imports.response
+        with m.State("STORED"):
+            with m.If(self.rests):
+                m.next = "ANSWER"
+
+        with m.State("ANSWER"):
+            m.d.comb += response.valid.eq(1)
+            with m.If(response.ready):
+                m.next = "REST"
 
     def _create_volumes(self, m: Module) -> None:
         """The states GIVE to LISTED: the tables make its volumes, one after the other."""

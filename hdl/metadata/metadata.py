@@ -17,6 +17,7 @@ from hdl.kit.pulse import Pulse
 from hdl.metadata.bring_up import BringUp
 from hdl.metadata.change_turns import ChangeTurns
 from hdl.metadata.clean_shutdown import CleanShutdown
+from hdl.metadata.host_changes import HostChanges
 from hdl.metadata.keeper import Keeper
 from hdl.metadata.superblock import Finding
 from hdl.metadata.superblocks import Superblocks
@@ -59,6 +60,8 @@ class Metadata(wiring.Component):
         Volumes, and what is stored of them besides.
     appeared
         Bit a volume, a pulse: it has been brought up.
+    foreign
+        Bit a port: its drive says that it belongs to an array, which is not there.
     shutdown
         The flush that a shutdown asks for.
     flush
@@ -109,6 +112,7 @@ class Metadata(wiring.Component):
                 "volume_read": Out(volume_read(config)),
                 "facts_read": Out(volume_facts_read(config)),
                 "appeared": Out(config.volumes),
+                "foreign": Out(config.ports),
                 "shutdown": In(FlushRequest()),
                 "flush": Out(FlushRequest()),
                 "stored": In(1),
@@ -132,6 +136,7 @@ class Metadata(wiring.Component):
         )
         self._superblocks = Superblocks(config=config)
         self._bring_up = BringUp(config=config)
+        self._host_changes = HostChanges(config=config)
         self._turns = ChangeTurns(config=config)
         self._keeper = Keeper(config=config)
         self._clean = CleanShutdown()
@@ -140,6 +145,7 @@ class Metadata(wiring.Component):
         m = Module()
         m.submodules.superblocks = self._superblocks
         m.submodules.bring_up = self._bring_up
+        m.submodules.host_changes = self._host_changes
         m.submodules.turns = self._turns
         m.submodules.keeper = self._keeper
         m.submodules.clean = self._clean
@@ -147,7 +153,14 @@ class Metadata(wiring.Component):
         self._connect_bring_up(m)
         self._connect_keeper(m)
         self._connect_shutdown(m)
-        parts = self._superblocks, self._bring_up, self._turns, self._keeper, self._clean
+        parts = (
+            self._superblocks,
+            self._bring_up,
+            self._host_changes,
+            self._turns,
+            self._keeper,
+            self._clean,
+        )
         m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any())
         return m
 
@@ -163,6 +176,7 @@ class Metadata(wiring.Component):
         m.d.comb += [
             superblocks.present.eq(self.present),
             superblocks.page_line.eq(self.page_line),
+            superblocks.identity.eq(self.card.identity),
             self.shuns.eq(superblocks.shuns),
         ]
         for blocks, inner in zip(self.capacity, superblocks.capacity, strict=True):
@@ -172,7 +186,10 @@ class Metadata(wiring.Component):
         """Arrays from superblocks, by turns with the host's changes."""
         superblocks, bring_up, turns = self._superblocks, self._bring_up, self._turns
         keeper = self._keeper
-        connect(m, flipped(self.host_changes), turns.users[0])
+        host = self._host_changes
+        connect(m, flipped(self.host_changes), host.host)
+        connect(m, host.changes, turns.users[0])
+        connect(m, host.imports, bring_up.imports)
         connect(m, bring_up.changes, turns.users[1])
         connect(m, turns.changes, flipped(self.changes))
         connect(m, bring_up.kept_read, superblocks.kept_read)
@@ -186,7 +203,9 @@ class Metadata(wiring.Component):
             bring_up.present.eq(self.present),
             bring_up.known.eq(superblocks.known),
             bring_up.valid.eq(valid & ~keeper.claimed),
+            self.foreign.eq(self.present & superblocks.known & bring_up.valid & ~self.drives.used),
             bring_up.kept.eq(keeper.kept),
+            bring_up.rests.eq(keeper.rests),
             turns.holds.eq(bring_up.holds),
             self.appeared.eq(bring_up.appeared),
         ]

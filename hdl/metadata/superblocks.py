@@ -18,6 +18,7 @@ from hdl.metadata.volume_list import listed_volume
 from hdl.metadata.volume_list_reader import VolumeListReader
 from hdl.metadata.volume_list_writer import VolumeListWriter
 from hdl.metadata.words import WordWriter
+from hdl.nvme.admin.names import IDENTITY_BITS
 
 
 def member_edit(config: Config) -> data.StructLayout:
@@ -42,6 +43,8 @@ class ListReads(wiring.Signature):
                 "look": Out(stream.Signature(config.port_bits)),
                 "give": Out(1),
                 "entries": In(stream.Signature(listed_volume())),
+                "seen": In(1),
+                "owner": In(IDENTITY_BITS),
                 "missed": In(1),
             }
         )
@@ -69,6 +72,8 @@ class Superblocks(wiring.Component):
     -----
     present, capacity
         Of the drive at each port, see `hdl.metadata.survey.Survey`.
+    identity
+        Of the card.
     page_line
         A level. A line that nobody else uses.
     edit
@@ -99,6 +104,7 @@ class Superblocks(wiring.Component):
             {
                 "present": In(config.ports),
                 "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
+                "identity": In(IDENTITY_BITS),
                 "page_line": In(config.line_bits),
                 "edit": In(stream.Signature(member_edit(config))),
                 "facts": In(SuperblockFacts),
@@ -170,10 +176,13 @@ class Superblocks(wiring.Component):
             lists.begin.eq(asked.begin),
             lists.set_uuid.eq(asked.set_uuid),
             lists.give.eq(asked.give),
+            asked.seen.eq(lists.seen),
+            asked.owner.eq(lists.owner),
             asked.missed.eq(lists.missed),
             lists.known.eq(self._survey.known),
             writer.set_uuid.eq(self.facts.set_uuid),
             writer.generation.eq(self.facts.events),
+            writer.owner.eq(self.identity),
             writer.edit.payload.port.eq(port),
             writer.edit.payload.array.eq(self._edit.array),
             writer.edit.payload.copy.eq(~self._newest.bit_select(port, 1)),

@@ -41,7 +41,9 @@ class ListWord(IntEnum):
     GENERATION = 2
     """Of two lists of an array the one with the greater generation is the newer one."""
     SET_UUID = 4
-    RESERVED = 8
+    OWNER = 8
+    """The identity of the card that has the array."""
+    RESERVED = 10
     ENTRIES = 16
     END = ENTRIES + ENTRY_WORDS * MOST_VOLUMES
     """All words from here on are 0, but for the last one."""

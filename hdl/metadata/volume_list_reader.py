@@ -25,6 +25,7 @@ from hdl.metadata.volume_list import (
     listed_volume,
 )
 from hdl.metadata.words import NUMBER_BITS, WordReader
+from hdl.nvme.admin.names import IDENTITY_BITS
 
 LIST_WORDS = ENTRY_WORDS * MOST_VOLUMES
 
@@ -64,8 +65,11 @@ class VolumeListReader(wiring.Component):
     entries
         The entries of the newest list that has been seen, and at the end one that is not valid. If
         none has been seen that is all.
+    seen, owner
+        Levels, while no drive is being looked at. A list has been seen; the card that has the array
+        by the newest one.
     missed
-        A level, with the last entry: no list has been seen, but a page could not be read.
+        A level, alike: no list has been seen, but a page could not be read.
     known
         A bit a port. A drive is there, and has been since it was looked for superblocks.
     wants, reads
@@ -93,6 +97,8 @@ class VolumeListReader(wiring.Component):
                 "look": In(stream.Signature(config.port_bits)),
                 "give": In(1),
                 "entries": Out(stream.Signature(listed_volume())),
+                "seen": Out(1),
+                "owner": Out(IDENTITY_BITS),
                 "missed": Out(1),
                 "known": In(config.ports),
                 "wants": Out(1),
@@ -122,6 +128,7 @@ class VolumeListReader(wiring.Component):
         # Of the page that is read, and of the drive's first copy.
         self._fits = Signal()
         self._read_generation = Signal(EVENT_BITS)
+        self._read_owner = Signal(IDENTITY_BITS)
         self._first_fits = Signal()
         self._first_generation = Signal(EVENT_BITS)
 
@@ -146,6 +153,7 @@ class VolumeListReader(wiring.Component):
                 Cat(self._place, self._entry[:-1], self._half)
             ),
             self.newest.payload.port.eq(self._port),
+            self.seen.eq(self._seen),
             self.missed.eq(self._unread & ~self._seen),
         ]
         self._make_entry(m)
@@ -236,6 +244,8 @@ class VolumeListReader(wiring.Component):
                     for half in range(2):
                         with m.Case(ListWord.GENERATION + half):
                             m.d.sync += self._read_generation.word_select(half, WORD_BITS).eq(word)
+                        with m.Case(ListWord.OWNER + half):
+                            m.d.sync += self._read_owner.word_select(half, WORD_BITS).eq(word)
                     with m.Case(ListWord.CRC):
                         m.next = "SUM"
 
@@ -282,6 +292,7 @@ class VolumeListReader(wiring.Component):
                 m.d.sync += [
                     self._seen.eq(1),
                     self._generation.eq(generation),
+                    self.owner.eq(self._read_owner),
                     self._half.eq(~self._half),
                 ]
             m.next = "ASK"

@@ -23,6 +23,7 @@ from hdl.metadata.volume_list import (
     ListWord,
 )
 from hdl.metadata.words import NUMBER_BITS, PageWord
+from hdl.nvme.admin.names import IDENTITY_BITS
 
 
 def list_edit(config: Config) -> data.StructLayout:
@@ -47,9 +48,10 @@ class VolumeListWriter(wiring.Component):
     -----
     edit
         What is to be written.
-    set_uuid, generation
-        Levels. The identity of the array, and what the list is called. Constant until ``done``. If
-        the volumes change meanwhile, each is listed as it was at some time of that.
+    set_uuid, generation, owner
+        Levels. The identity of the array, what the list is called, and the identity of the card.
+        Constant until ``done``. If the volumes change meanwhile, each is listed as it was at some
+        time of that.
     done
         How that ended.
     volume_read, facts_read
@@ -71,6 +73,7 @@ class VolumeListWriter(wiring.Component):
                 "edit": In(stream.Signature(list_edit(config))),
                 "set_uuid": In(UUID_BITS),
                 "generation": In(EVENT_BITS),
+                "owner": In(IDENTITY_BITS),
                 "done": Out(stream.Signature(DriveStatus)),
                 "volume_read": Out(volume_read(config)),
                 "facts_read": Out(volume_facts_read(config)),
@@ -183,6 +186,7 @@ class VolumeListWriter(wiring.Component):
             header[ListWord.SET_UUID + place] = self.set_uuid.word_select(place, WORD_BITS)
         for place in range(2):
             header[ListWord.GENERATION + place] = self.generation.word_select(place, WORD_BITS)
+            header[ListWord.OWNER + place] = self.owner.word_select(place, WORD_BITS)
         volumes = self._config.volumes
         end = ListWord.ENTRIES + ENTRY_WORDS * volumes
         with m.If(number == ListWord.CRC):

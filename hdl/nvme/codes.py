@@ -82,6 +82,7 @@ class AdminOpcode(enum.Enum, shape=8):
     REMOVE_SPARE = 0xE4
     RE_ADD = 0xE8
     MIGRATE = 0xEC
+    IMPORT = 0xF0
 
 
 class IoOpcode(enum.Enum, shape=8):

@@ -108,12 +108,14 @@ class NvmeFrontEnd(wiring.Component):
     unready
         The arrays are not there yet. CSTS.RDY waits for them.
     made
-        Changes to the tables, also those that the host does not make. This and the next two are
+        Changes to the tables, also those that the host does not make. This and the next three are
         only used with `Config.metadata`.
     appeared
         Bit a volume, a pulse: it was brought up.
     facts_read
         The facts of volumes, to be stored.
+    drive_foreign
+        Bit a drive port: its drive says that it belongs to an array, which is not there.
     card
         What the names of card and namespaces are made of (`hdl.nvme.admin.names.Names`).
     lines
@@ -156,6 +158,7 @@ class NvmeFrontEnd(wiring.Component):
                 "made": In(MadeChange(config)),
                 "appeared": In(config.volumes),
                 "facts_read": In(volume_facts_read(config)),
+                "drive_foreign": In(config.ports),
                 "card": In(Card()),
                 "temperature": In(16),
                 "lines": Out(LineAccess(config)),
@@ -559,6 +562,7 @@ class NvmeFrontEnd(wiring.Component):
         m.d.comb += [
             admin.sources.news.eq(self.arrays.news),
             admin.appeared.eq(self.appeared),
+            pages.drive_foreign.eq(self.drive_foreign),
         ]
 
     def _connect_names(self, m: Module) -> None:

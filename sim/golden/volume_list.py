@@ -13,7 +13,7 @@ BLOCKS = (254, 255)
 """Where the two copies lie on a member."""
 
 MOST_VOLUMES = 64
-_HEAD = struct.Struct("<4sIQ16s32x")
+_HEAD = struct.Struct("<4sIQ16sQ24x")
 _ENTRY = struct.Struct("<BBBBIIIQ8x")
 _TAIL = PAGE_BYTES - _HEAD.size - MOST_VOLUMES * _ENTRY.size - 4
 
@@ -36,15 +36,16 @@ class RefusedListError(Exception):
 
 @dataclass
 class VolumeList:
-    """The volumes of the array ``set_uuid``, by their numbers."""
+    """The volumes of the array ``set_uuid``, by their numbers. The card ``owner`` has it."""
 
     set_uuid: bytes
     generation: int
+    owner: int
     volumes: dict[int, Volume] = field(default_factory=dict)
 
     def pack(self) -> bytes:
         """The page."""
-        page = _HEAD.pack(MAGIC, VERSION, self.generation, self.set_uuid)
+        page = _HEAD.pack(MAGIC, VERSION, self.generation, self.set_uuid, self.owner)
         for number in range(MOST_VOLUMES):
             page += self._entry(self.volumes.get(number))
         page += bytes(_TAIL)
@@ -62,7 +63,7 @@ class VolumeList:
     @classmethod
     def unpack(cls, page: bytes) -> "VolumeList":
         """What a page says. Refuses one that is no list."""
-        magic, version, generation, set_uuid = _HEAD.unpack_from(page)
+        magic, version, generation, set_uuid, owner = _HEAD.unpack_from(page)
         if (magic, version) != (MAGIC, VERSION):
             raise RefusedListError("another magic or version")
         if zlib.crc32(page[:-4]) != struct.unpack("<I", page[-4:])[0]:
@@ -79,7 +80,7 @@ class VolumeList:
                 volumes[number] = Volume(
                     start, blocks, own, count, bool(state & 2), bool(state & 4)
                 )
-        return cls(set_uuid, generation, volumes)
+        return cls(set_uuid, generation, owner, volumes)
 
 
 def newest(pages: list[bytes], set_uuid: bytes) -> VolumeList | None:

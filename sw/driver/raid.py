@@ -16,6 +16,7 @@ LIST = 0xC2
 DELETE_ARRAY = 0xC4
 CREATE_VOLUME = 0xC8
 DELETE_VOLUME = 0xCC
+IMPORT = 0xF0
 
 ASSUMED, IDLE, DEGRADED, ZERO = (1 << bit for bit in (4, 5, 6, 31))
 """Flags of create array."""
@@ -108,6 +109,7 @@ class Drive:
     """A drive port as the card reports it. ``array`` is None for a drive of no array.
 
     ``rebuilding``: the drive is being rebuilt. ``emulated``: it emulates its 512-byte sectors.
+    ``foreign``: it says that it belongs to an array, which is not there.
     """
 
     port: int
@@ -117,6 +119,7 @@ class Drive:
     blocks: int
     rebuilding: bool = False
     emulated: bool = False
+    foreign: bool = False
 
 
 async def create_array(
@@ -182,6 +185,17 @@ async def delete_array(nvme: Nvme, array: int) -> None:
     """
     command = Command(DELETE_ARRAY, dwords=(number("array", array, 8),))
     await nvme.admin(command, f"delete array {array}")
+
+
+async def import_array(nvme: Nvme, port: int) -> int:
+    """Brings up the array that the drive at a port belongs to, whoever has had it. Returns its
+    number.
+
+    From then on this card has it, and no other brings it up by itself.
+    """
+    command = Command(IMPORT, dwords=(0, number("port", port, 8)))
+    done = await nvme.admin(command, f"import the array of the drive at port {port}")
+    return done.result
 
 
 async def create_volume(
@@ -289,6 +303,6 @@ async def drives(nvme: Nvme) -> list[Drive]:
         # An entry beyond the last port is all zeros, so its port number is not its index.
         if port == len(found):
             used = array if flags & 4 else None
-            present, failed, rebuilding, emulated = (bool(flags >> bit & 1) for bit in (0, 1, 3, 4))
-            found.append(Drive(port, present, failed, used, blocks, rebuilding, emulated))
+            present, failed, *others = (bool(flags >> bit & 1) for bit in (0, 1, 3, 4, 5))
+            found.append(Drive(port, present, failed, used, blocks, *others))
     return found

@@ -33,8 +33,12 @@ _BACKGROUND_OPCODES = {
 
 def opcodes(config: Config) -> dict[AdminOpcode, ManageOpcode]:
     """What each admin command asks of the tables."""
-    returns = {AdminOpcode.RE_ADD: ManageOpcode.RE_ADD} if config.intent_chunks else {}
-    return _OPCODES | (_BACKGROUND_OPCODES if config.background else {}) | returns
+    found = _OPCODES | (_BACKGROUND_OPCODES if config.background else {})
+    if config.intent_chunks:
+        found |= {AdminOpcode.RE_ADD: ManageOpcode.RE_ADD}
+    if config.metadata:
+        found |= {AdminOpcode.IMPORT: ManageOpcode.IMPORT}
+    return found
 
 
 CODES = {

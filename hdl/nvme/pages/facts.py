@@ -92,6 +92,8 @@ def drive_facts(config: Config) -> data.StructLayout:
         Of the drive.
     emulated
         The drive emulates sectors of 512 bytes; 0 without `Config.sector_emulation`.
+    foreign
+        It says that it belongs to an array, which is not there; 0 without `Config.metadata`.
     """
     return data.StructLayout(
         {
@@ -99,6 +101,7 @@ def drive_facts(config: Config) -> data.StructLayout:
             "capacity": BLOCK_NUMBER_BITS,
             "state": drive_state(),
             "emulated": 1,
+            "foreign": 1,
         }
     )
 

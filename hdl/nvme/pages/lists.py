@@ -95,6 +95,7 @@ def drives(config: Config, facts: PureInterface) -> Page:
             bits("belongs to an array", 0, 2, 1, drive.use.used),
             bits("being rebuilt", 0, 3, 1, drive.state.stale),
             bits("emulates sectors of 512 bytes", 0, 4, 1, drive.emulated),
+            bits("belongs to an array that is not there", 0, 5, 1, drive.foreign),
             field("array", 1, 1, drive.use.array),
             field("port", 4, 4, facts.number),
             field("capacity in blocks", 8, 8, drive.capacity),
