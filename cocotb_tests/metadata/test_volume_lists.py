@@ -361,7 +361,7 @@ def run(component, name: str, *, rounds: int) -> None:
 
 
 def test_volume_lists():
-    run(SuperblocksRoom(config=SIZES), "volume_lists", rounds=30)
+    run(SuperblocksRoom(config=SIZES), "volume_lists", rounds=14)
 
 
 @pytest.mark.slow

@@ -125,10 +125,12 @@ class Names(wiring.Component):
     def elaborate(self, platform) -> Module:
         config, asked, answered = self._config, self.made.asked, self.made.answered
         m = Module()
-        m.submodules.names = names = Table(
+        m.submodules.counts = names = Table(
             _stored(config), config.volumes, reads=1 + config.metadata
         )
-        volume, creates, placed = names.reads[0].data, Signal(), Signal()
+        volume = names.reads[0].data
+        creates = Signal()
+        placed = Signal()
         given = Signal(volume_name())  # the name of a volume that is brought up
         count = Signal(COUNT_BITS)
         taken = Signal()
