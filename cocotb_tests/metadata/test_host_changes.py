@@ -11,7 +11,7 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, cycles_pass, pack, sample, start
 from hdl.config import Config
 from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request, manage_response
-from hdl.metadata.host_changes import HostChanges
+from hdl.metadata.host_changes import HostChanges, Import
 
 CONFIG = Config(ports=8, metadata=True)
 REQUEST, RESPONSE = manage_request(CONFIG), manage_response(CONFIG)
@@ -54,11 +54,22 @@ async def everything_goes_its_way(dut, active):
     for _ in range(CHANGES):
         opcode = choose.choice([*ManageOpcode, ManageOpcode.IMPORT, ManageOpcode.IMPORT])
         port, start_block = choose.randrange(256), choose.getrandbits(40)
-        change = pack(REQUEST, opcode=opcode, port=port, start=start_block)
+        flags = choose.randrange(4)
+        change = pack(
+            REQUEST,
+            opcode=opcode,
+            port=port,
+            start=start_block,
+            degraded=flags & 1,
+            assumed=flags >> 1,
+        )
         requests.send(change)
         found = await told.receive(cycles=400)
         assert (found.status, found.index) == answers[-1], (found, answers[-1])
-        assert asked == [port if opcode == ManageOpcode.IMPORT else change], (opcode, asked)
+        wanted = change
+        if opcode == ManageOpcode.IMPORT:
+            wanted = pack(Import, port=port, degraded=flags & 1, assumed=flags >> 1)
+        assert asked == [wanted], (opcode, asked)
         imported += opcode == ManageOpcode.IMPORT
         asked.clear()
         await cycles_pass(dut.clk, choose.choice((1, 1, 6)))

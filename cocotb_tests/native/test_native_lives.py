@@ -410,6 +410,48 @@ def test_arrays_move_to_another_card():
     assert lives.seen["volumes that were there"] == 3
 
 
+def test_an_array_that_lacks_a_drive():
+    """A drive dies while there is no power. The host imports its array without it, of which the
+    drive has nothing to say when it comes back. An array with parity that was dirty takes one word
+    more."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        for level, ports in ((Level.RAID1, [0, 1]), (Level.RAID5, [2, 3, 4])):
+            await job_ends(card, await made(card, lives, level, ports))
+
+    async def without(card: SimulatedCard) -> None:
+        for port in (1, 4):
+            card.harness.remove(port)
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+        assert await refused(card, 0) == DRIVE_UNAVAILABLE
+        await raid.import_array(card.nvme, 0, degraded=True)
+        with pytest.raises(NvmeError):
+            await raid.import_array(card.nvme, 2, degraded=True)
+        await raid.import_array(card.nvme, 3, degraded=True, assumed=True)
+        mirror, parity = lives.arrays
+        mirror.lost, parity.lost = {1}, {2}
+        await lives.look(card)
+        address = card.transport.memory.allocate(BLOCK_BYTES)
+        for array in lives.arrays:
+            card.transport.memory.write(address, contents(3, 1 << 40))
+            await card.nvme.write(array.namespace, 3, 1, address, fua=True)
+            array.stored[3] = 1 << 40
+        await lives.shut_down(card)
+
+    async def with_it(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        assert [array.lost for array in lives.arrays] == [{1}, {2}]
+
+    for life in (begin, without, with_it):
+        with lives.power() as card:
+            card.run(life(card))
+    assert lives.seen["arrays brought up degraded"] == 4, lives.seen
+
+
 def test_power_goes_in_an_import():
     """Either card may have the array then, and it is what it was."""
     lives = Lives(SEED)

@@ -126,7 +126,8 @@ def manage_request(config: Config) -> data.StructLayout:
         those that it was given, and not the default.
     IMPORT
         Only with `Config.metadata`. Brings up the array that the drive at ``port`` belongs to,
-        whoever has had it, and this controller has it from then on.
+        whoever has had it, and this controller has it from then on. With ``degraded`` drives may be
+        missing, and with ``assumed`` as well the array may be dirty and lack one.
     REPLACE
         Member ``position`` of ``array`` is failed. The drive at ``port`` takes its place and is to
         be rebuilt. It may be the drive that was the member before.

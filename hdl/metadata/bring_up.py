@@ -15,7 +15,7 @@ from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.metadata.assembler import Assembler
 from hdl.metadata.found_set import Hindrance
-from hdl.metadata.host_changes import Imports
+from hdl.metadata.host_changes import Import, Imports
 from hdl.metadata.records import listed, record, record_read
 from hdl.metadata.superblock import WORD_BITS, Word, kept_address, kept_read
 from hdl.metadata.superblock_words import SET_NAME
@@ -24,6 +24,9 @@ from hdl.nvme.admin.names import IDENTITY_BITS
 
 SETTLE_CYCLES = 255
 """A drive that is there so many cycles after power-up is waited for before the card is ready."""
+
+FORCED_EVENTS = 1 << 20
+"""More changes than a missing drive can have seen meanwhile."""
 
 NAMED = (*range(Word.SET_UUID, Word.SET_NAME), Word.EVENTS, Word.EVENTS + 1)
 """Words that a record is made of, in its order."""
@@ -55,7 +58,9 @@ class BringUp(wiring.Component):
     is no list, it is that of the card that made it, whose identity is part of the set's.
 
     The host can import another set by one of its drives, if a card of this kind has made it. This
-    card has it from then on.
+    card has it from then on. It can also import a set, this card's or another's, that lacks drives.
+    Such a set gets `FORCED_EVENTS` events ahead. If the missing drives come back they are old, also
+    if they have been used without the others.
 
     Rows of an array that is dirty may be inconsistent. It begins with a RESYNC. One that is clean
     is assumed to be in sync, as its superblocks say so. A role that nobody holds is a failed member
@@ -165,8 +170,9 @@ class BringUp(wiring.Component):
         self._array = Signal(config.array_bits)
         # A set is imported: the one with the drive at this port, which is at hand.
         self._imports = Signal()
-        self._import_port = Signal(8)
+        self._import = Signal(Import)
         self._wanted = Signal()
+        self._forced = Signal()  # though drives are missing
         self._complete = Signal()  # it has each volume of the list that fits
         self._makes_volume = Signal()  # such a change is asked for
         self._missed = Signal()  # there may be a list that nobody could read
@@ -246,8 +252,8 @@ class BringUp(wiring.Component):
             asked.blocks.eq(found.rows + DATA_OFFSET_BLOCKS),
             asked.placed.eq(1),
             # What a missing drive held could be worked out wrongly.
-            asked.degraded.eq(~found.dirty | mirrors),
-            asked.assumed.eq(~found.dirty),
+            asked.degraded.eq(~found.dirty | mirrors | self._forced),
+            asked.assumed.eq(~found.dirty | (self._forced & ~mirrors)),
             # The rebuild makes rows consistent as well.
             asked.idle.eq(found.dirty & found.rebuilding.any()),
             asked.kind.eq(WalkKind.REBUILD),
@@ -271,8 +277,9 @@ class BringUp(wiring.Component):
         news = (self.known & ~self._seen).any() | ~self._looked | self._again
         asked = self.imports.request
         news |= asked.valid
-        in_range = asked.payload < self._config.ports
-        used = in_range & self.drives.used.bit_select(asked.payload[: self._config.port_bits], 1)
+        port = asked.payload.port
+        in_range = port < self._config.ports
+        used = in_range & self.drives.used.bit_select(port[: self._config.port_bits], 1)
         self._begins = settled & known & news
         m.d.sync += [
             self._cycles.eq(self._cycles + ~settled),
@@ -288,7 +295,7 @@ class BringUp(wiring.Component):
             m.d.sync += [
                 self._away.eq(0),
                 self._imports.eq(asked.valid),
-                self._import_port.eq(asked.payload),
+                self._import.eq(asked.payload),
                 self.imports.response.payload.eq(0),
                 self.imports.response.payload.status.eq(
                     Mux(used, ManageStatus.IN_USE, ManageStatus.NO_ENTRY)
@@ -310,9 +317,10 @@ class BringUp(wiring.Component):
                 self._role.eq(0),
                 self._named.eq(0),
             ]
-            at_port = self._found.drives.bit_select(self._import_port[: self._config.port_bits], 1)
-            there = self._import_port < self._config.ports
-            m.d.sync += self._wanted.eq(self._imports & there & at_port)
+            port = self._import.port
+            at_port = self._found.drives.bit_select(port[: self._config.port_bits], 1)
+            in_range = port < self._config.ports
+            m.d.sync += self._wanted.eq(self._imports & in_range & at_port)
             with m.If(found.valid):
                 m.next = "HINDERED"
             with m.Elif(assembler.done):
@@ -322,7 +330,10 @@ class BringUp(wiring.Component):
                     m.next = "STORED"
 
         with m.State("HINDERED"):
-            m.d.sync += self._made.eq(1)
+            awaited = self._found.hindrance == Hindrance.AWAITED
+            doubtful = self._found.hindrance == Hindrance.DOUBTFUL
+            forced = (awaited | (doubtful & self._import.assumed)) & self._import.degraded
+            m.d.sync += [self._made.eq(1), self._forced.eq(self._wanted & forced)]
             m.next = "PASS"
             with m.Switch(self._found.hindrance):
                 with m.Case(Hindrance.NOTHING):
@@ -331,6 +342,8 @@ class BringUp(wiring.Component):
                     self._tell(m, ManageStatus.INVALID_FIELD)
                 with m.Default():
                     self._tell(m, ManageStatus.DRIVE_UNAVAILABLE)
+            with m.If(self._wanted & forced):
+                m.next = "ASK_WORD"
 
         with m.State("PASS"):
             m.d.comb += [found.ready.eq(1), self.kept_read.address.eq(asks)]
@@ -422,6 +435,8 @@ class BringUp(wiring.Component):
             m.next = "PASS"
             with m.If((owner == self.identity) | (self._wanted & self._made)):
                 m.next = "CREATE"
+                with m.If(self._forced):
+                    m.d.sync += self.brought_up.events.eq(self.brought_up.events + FORCED_EVENTS)
             with m.Else():
                 self._tell(m, ManageStatus.INVALID_FIELD)
 

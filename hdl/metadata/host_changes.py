@@ -1,11 +1,21 @@
 """The host's changes: those of the tables, and arrays that it wants to have."""
 
 from amaranth.hdl import Module, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.manage import Changes, ManageOpcode, manage_response
+
+
+class Import(data.Struct):
+    """The array is wanted that the drive at ``port`` belongs to. With ``degraded`` also if drives
+    are missing that nobody has given up, and with ``assumed`` also if what these held may be worked
+    out wrongly."""
+
+    port: 8
+    degraded: 1
+    assumed: 1
 
 
 class Imports(wiring.Signature):
@@ -14,7 +24,7 @@ class Imports(wiring.Signature):
     Ports
     -----
     request
-        A port. The array is wanted that its drive belongs to.
+        Imports, one at a time.
     response
         One answer to each, as `hdl.flow.manage.ManageOpcode` has it for IMPORT.
     """
@@ -22,7 +32,7 @@ class Imports(wiring.Signature):
     def __init__(self, config: Config):
         super().__init__(
             {
-                "request": Out(stream.Signature(8)),
+                "request": Out(stream.Signature(Import)),
                 "response": In(stream.Signature(manage_response(config))),
             }
         )
@@ -67,7 +77,9 @@ class HostChanges(wiring.Component):
             is_import.eq(host.request.payload.opcode == ManageOpcode.IMPORT),
             changes.request.payload.eq(host.request.payload),
             changes.request.valid.eq(host.request.valid & ~is_import),
-            imports.request.payload.eq(host.request.payload.port),
+            imports.request.payload.port.eq(host.request.payload.port),
+            imports.request.payload.degraded.eq(host.request.payload.degraded),
+            imports.request.payload.assumed.eq(host.request.payload.assumed),
             imports.request.valid.eq(host.request.valid & is_import),
         ]
         with m.If(is_import):

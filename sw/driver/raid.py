@@ -187,13 +187,19 @@ async def delete_array(nvme: Nvme, array: int) -> None:
     await nvme.admin(command, f"delete array {array}")
 
 
-async def import_array(nvme: Nvme, port: int) -> int:
+async def import_array(
+    nvme: Nvme, port: int, *, degraded: bool = False, assumed: bool = False
+) -> int:
     """Brings up the array that the drive at a port belongs to, whoever has had it. Returns its
     number.
 
-    From then on this card has it, and no other brings it up by itself.
+    From then on this card has it, and no other brings it up by itself. With ``degraded`` drives may
+    be missing that nobody has given up. What they hold may be newer, and is lost. With ``assumed``
+    as well the array may have lost a drive together with its power. Blocks of the missing drive
+    that were being written, or lie beside such blocks, may be wrong then.
     """
-    command = Command(IMPORT, dwords=(0, number("port", port, 8)))
+    flags = DEGRADED * degraded | ASSUMED * assumed
+    command = Command(IMPORT, dwords=(flags, number("port", port, 8)))
     done = await nvme.admin(command, f"import the array of the drive at port {port}")
     return done.result
 
