@@ -587,7 +587,7 @@ class KeepsTheOld(ArrayTables):
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        m.d.sync += self._wiped.eq(1)
+        m.d.sync += [self._wiped.eq(1), self._left.eq(0)]
         return m
 
 
