@@ -457,7 +457,18 @@ class Core(wiring.Component):
             connect(m, self._metadata.flush, flush_all.request)
         else:
             connect(m, front_end.flushes.shutdown, flush_all.request)
-        connect(m, front_end.flushes.cache, flush_cache.request)
+        asked = front_end.flushes.cache
+        if self._config.metadata:
+            # What it promises must outlive the loss of a drive that is being written down.
+            flushed = flush_cache.request.flushed & ~self._metadata.withholds
+            m.d.comb += [
+                flush_cache.request.watches.eq(asked.watches),
+                flush_cache.request.flush.eq(asked.flush),
+                asked.flushed.eq(flushed),
+                asked.stored.eq(flush_cache.request.stored),
+            ]
+        else:
+            connect(m, asked, flush_cache.request)
         connect(m, sequencer.flush, flusher.ask[2])
         connect(m, flusher.told[2], sequencer.flushed)
         if self._config.background:
@@ -617,6 +628,7 @@ class Core(wiring.Component):
             metadata.card.nonce.eq(self.nonce),
             metadata.stored.eq(self._flush_all.complete),
             metadata.parting.eq(tables.parting),
+            metadata.volume_exists.eq(tables.volume_exists),
             metadata.wanted.eq(front_end.wanted),
             front_end.unready.eq(~metadata.ready),
         ]

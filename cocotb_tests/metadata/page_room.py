@@ -15,7 +15,7 @@ from hdl.kit.table import Table, TableWrite
 from hdl.memory.store import LineStore
 from hdl.metadata.page_mover import PageMover
 from hdl.metadata.superblock import kept_read, kept_table
-from hdl.metadata.superblock_facts import MdShape, SuperblockFacts
+from hdl.metadata.superblock_facts import EVENT_BITS, MdShape, SuperblockFacts
 from hdl.metadata.superblock_writer import SuperblockWriter, superblock_edit
 from hdl.metadata.superblocks import ListReads, Superblocks, member_edit
 from hdl.metadata.survey import Survey
@@ -171,6 +171,7 @@ class SuperblocksRoom(wiring.Component):
                 "edit": In(stream.Signature(member_edit(config))),
                 "done": Out(stream.Signature(DriveStatus)),
                 "identity": In(IDENTITY_BITS),
+                "generation": In(EVENT_BITS),
                 "lists": In(ListReads(config)),
                 "volume": In(TableWrite(config.volume_bits, volume(config))),
                 "volume_facts": In(TableWrite(config.volume_bits, volume_facts())),
@@ -213,6 +214,7 @@ class SuperblocksRoom(wiring.Component):
             superblocks.facts.layout.eq(shape.layout),
             superblocks.page_line.eq(PAGE_LINE),
             superblocks.identity.eq(self.identity),
+            superblocks.generation.eq(self.generation),
             drives.failed.eq(~superblocks.present | superblocks.shuns),
             self.known.eq(superblocks.known),
             drives.fail.ready.eq(1),

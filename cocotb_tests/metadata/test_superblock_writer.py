@@ -159,6 +159,24 @@ async def tells_of_drives_that_fail(dut):
     assert Superblock.unpack(bench.drives[3].read_block(BLOCK), sectors=SECTORS).role in (0, FAULTY)
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def erases_lists(dut):
+    """A list becomes zeros, and the superblock is what it was."""
+    bench = Bench(dut, seed=cocotb.RANDOM_SEED)
+    await start(dut)
+    show(dut, SIZES, random_array(bench.random))
+    status, page = await bench.write(Edit.MAKE, 1, 0)
+    assert status == DriveStatus.GOOD
+    kept, drive = await bench.kept(1), bench.drives[1]
+    for number, block in ((1, 254), (2, 255)):
+        drive.storage[block] = bench.random.randbytes(BLOCK_BYTES)
+        bench.edits.send(edit=Edit.ERASE, port=1, page=number)
+        assert await bench.done.receive(cycles=20_000) == DriveStatus.GOOD
+        assert drive.counts.history[-1] == ("WRITE", block, 1, True)
+        assert drive.storage[block] == bytes(BLOCK_BYTES)
+        assert drive.storage[BLOCK] == page and await bench.kept(1) == kept
+
+
 class ForgetsTheFailed(SuperblockWriter):
     """A planted bug: roles of members that failed stay as they were."""
 

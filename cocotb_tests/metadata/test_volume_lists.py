@@ -53,6 +53,7 @@ class Bench(PageBench):
         self.array = random_array(self.random)
         self.number = self.random.randrange(SIZES.arrays)
         self.identity = dut.identity.value = self.random.getrandbits(64)
+        self.generation = 1 << self.random.randrange(3, 62)
         self.volumes: dict[int, tuple[int, Volume]] = {}
         self.unsure: set[int] = set()  # ports of drives whose lists have not all been read
         self.seen: Counter = Counter()
@@ -68,7 +69,7 @@ class Bench(PageBench):
     def some_list(self) -> VolumeList:
         """A list of this array from before, with volumes of any number."""
         numbers = self.random.sample(range(MOST_VOLUMES), self.random.choice((0, 1, 5, 64)))
-        generation = self.random.randrange(max(0, self.array.events - 6), self.array.events)
+        generation = self.random.randrange(self.generation - 6, self.generation)
         volumes = {number: self.some_volume() for number in numbers}
         return VolumeList(self.array.set_uuid, generation, self.random.getrandbits(64), volumes)
 
@@ -76,7 +77,7 @@ class Bench(PageBench):
         """A list of the array in most cases, else another, a damaged or a hostile one."""
         one = self.some_list()
         page = bytearray(one.pack())
-        match self.random.randrange(10):
+        match self.random.randrange(11):
             case 0:
                 return bytes(BLOCK_BYTES)
             case 1:
@@ -90,6 +91,8 @@ class Bench(PageBench):
             case 4:  # another magic or version
                 page[self.random.randrange(8)] ^= 1 << self.random.randrange(8)
                 page[-4:] = struct.pack("<I", zlib.crc32(page[:-4]))
+            case 6:  # it has had too many before it
+                return replace(one, generation=one.generation | 1 << 63).pack()
             case 5:  # torn
                 other = self.some_list().pack()
                 at = 512 * self.random.randint(1, 7)
@@ -127,7 +130,7 @@ class Bench(PageBench):
     def expected(self) -> VolumeList:
         """The list of the array."""
         own = {n: one for n, (array, one) in self.volumes.items() if array == self.number}
-        return VolumeList(self.array.set_uuid, self.array.events, self.identity, own)
+        return VolumeList(self.array.set_uuid, self.generation, self.identity, own)
 
     def pages(self, port: int) -> list[bytes]:
         """Both copies of a drive."""
@@ -144,6 +147,8 @@ class Bench(PageBench):
         drive.error = DriveStatus.MEDIUM_ERROR
         self.array.happens(choose)
         show(self.dut, SIZES, self.array)
+        self.generation += 1
+        self.dut.generation.value = self.generation
         commands = drive.counts.commands
         edit = {"edit": Edit.MAKE, "port": port, "role": choose.randrange(self.array.width)}
         self.edits.send(superblock=edit, lists=1, array=self.number)
@@ -159,7 +164,7 @@ class Bench(PageBench):
             found = newest(after, self.array.set_uuid)
             assert found == self.expected(), (found, self.expected())
             one = Superblock.unpack(drive.storage[BLOCK], sectors=SECTORS)
-            assert found is not None and one.events == found.generation
+            assert found is not None and one.events == self.array.events
         else:
             assert drive.bad_writes
             self.seen["refused"] += 1
@@ -236,7 +241,7 @@ class Bench(PageBench):
         await cycles_pass(self.dut.clk, choose.randint(1, 4))
         await wait_until(self.dut, lambda: drive.idle, cycles=3000, what="its commands")
         for block in BLOCKS:
-            one = replace(self.some_list(), generation=self.array.events)
+            one = replace(self.some_list(), generation=self.generation)
             drive.storage[block] = replace(one, volumes={7: self.some_volume()}).pack()
         drive.insert()
 

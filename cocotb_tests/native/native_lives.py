@@ -353,11 +353,15 @@ class Lives:
             ports = sorted(choose.sample(free, choose.randint(LEVELS[level], most)))
             array = Known(level=level, ports=ports)
             self.arrays.append(array)
-            array.number = await raid.create_array(card.nvme, level, ports, strip_kib=16)
-            array.created = True
-            self.seen["arrays made"] += 1
-            one = await self._state(card, array)
-            await self._divide(card, array, one.blocks)
+            await self.make(card, array)
+
+    async def make(self, card: SimulatedCard, array: Known) -> None:
+        """The host makes an array, and the volume that has the data."""
+        array.number = await raid.create_array(card.nvme, array.level, array.ports, strip_kib=16)
+        array.created = True
+        self.seen["arrays made"] += 1
+        one = await self._state(card, array)
+        await self._divide(card, array, one.blocks)
 
     async def _divide(self, card: SimulatedCard, array: Known, blocks: int) -> None:
         """An array of so many blocks gets the volume that has the data."""

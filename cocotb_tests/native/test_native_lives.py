@@ -286,6 +286,47 @@ def test_a_rebuild_goes_on():
             card.run(life(card))
 
 
+@pytest.mark.parametrize("level", [Level.RAID0, Level.RAID5], ids=lambda level: level.name)
+def test_power_goes_twice(level):
+    """Power goes as superblocks are written, and again as they are written when it is back. The
+    array and its volumes are there the third time."""
+    lives = Lives(SEED)
+    chosen = lives.random
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = Known(level=level, ports=[0, 1, 2])
+        lives.arrays.append(array)
+        await lives.make(card, array)
+        await job_ends(card, array)
+
+    async def divides(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        (array,) = lives.arrays
+        card.transport.spawn(lives.create_volume(card, array, array.blocks, 1))
+        await card.transport.sleep(chosen.uniform(0, 300_000))
+
+    async def nobody(card: SimulatedCard) -> None:
+        await card.transport.sleep(chosen.uniform(20_000, 600_000))
+
+    async def there(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        assert lives.arrays, "the array is lost"
+
+    with lives.power() as card:
+        card.run(begin(card))
+    images, (array,) = lives.images, lives.arrays
+    for _ in range(10):
+        lives.images = [dict(image) for image in images]
+        lives.arrays = [deepcopy(array)]
+        for life in (divides, nobody, there):
+            with lives.power() as card:
+                card.run(life(card))
+    print(dict(lives.seen))
+
+
 def test_a_drive_that_was_a_member_elsewhere():
     """A drive of an array that cannot be brought up takes the place of a member of another one.
     From the first block on that is written to it, it does not say any more that it holds what the

@@ -20,13 +20,11 @@ from hdl.metadata.records import listed, record, record_read
 from hdl.metadata.superblock import WORD_BITS, Word, kept_address, kept_read
 from hdl.metadata.superblock_words import SET_NAME
 from hdl.metadata.superblocks import ListReads
+from hdl.metadata.volume_list import MOST_VOLUMES
 from hdl.nvme.admin.names import IDENTITY_BITS
 
 SETTLE_CYCLES = 255
 """A drive that is there so many cycles after power-up is waited for before the card is ready."""
-
-FORCED_EVENTS = 1 << 20
-"""More changes than a missing drive can have seen meanwhile."""
 
 NAMED = (*range(Word.SET_UUID, Word.SET_NAME), Word.EVENTS, Word.EVENTS + 1)
 """Words that a record is made of, in its order."""
@@ -43,8 +41,8 @@ READ_WORDS = (*NAMED, *MADE_SO)
 
 ROLE_BITS = (MAX_DRIVES - 1).bit_length()
 
-HOLDING = ("CREATE", "CREATED", "GIVE", "TAKE_VOLUME", "CREATE_VOLUME", "CREATED_VOLUME", "LISTED")
-"""States in which an array is there, and perhaps not all of its volumes."""
+FREE = ("REST", "STORED", "ANSWER")
+"""States in which the host's changes are made."""
 
 
 class BringUp(wiring.Component):
@@ -59,8 +57,7 @@ class BringUp(wiring.Component):
 
     The host can import another set by one of its drives, if a card of this kind has made it. This
     card has it from then on. It can also import a set, this card's or another's, that lacks drives.
-    Such a set gets `FORCED_EVENTS` events ahead. If the missing drives come back they are old, also
-    if they have been used without the others.
+    If these come back they are old, unless they have been used without the others.
 
     Rows of an array that is dirty may be inconsistent. It begins with a RESYNC. One that is clean
     is assumed to be in sync, as its superblocks say so. A role that nobody holds is a failed member
@@ -108,8 +105,11 @@ class BringUp(wiring.Component):
         Which arrays have superblocks, and what these say (`hdl.metadata.keeper.Keeper`).
     changes
         Changes for `hdl.background.background.Background`.
-    holds
-        A level. More changes of the same array follow, and nobody else makes one before.
+    holds, held
+        Levels. Sets are looked at, and nobody else makes a change before that is done; nobody makes
+        one any more.
+    exists
+        One bit per volume. It is there.
     appeared
         One bit per volume, a pulse. It has been brought up.
     listed
@@ -141,6 +141,8 @@ class BringUp(wiring.Component):
                 "record_read": Out(record_read(config)),
                 "changes": Out(Changes(config)),
                 "holds": Out(1),
+                "held": In(1),
+                "exists": In(config.volumes),
                 "appeared": Out(config.volumes),
                 "listed": Out(Pulse(listed(config))),
                 "brought_up": Out(record()),
@@ -174,6 +176,8 @@ class BringUp(wiring.Component):
         self._wanted = Signal()
         self._forced = Signal()  # though drives are missing
         self._complete = Signal()  # it has each volume of the list that fits
+        self._second = Signal()  # volumes whose numbers are taken get others
+        self._numbered = Signal(MOST_VOLUMES)  # by their numbers: those that have been asked for
         self._makes_volume = Signal()  # such a change is asked for
         self._missed = Signal()  # there may be a list that nobody could read
 
@@ -210,6 +214,7 @@ class BringUp(wiring.Component):
             settles = self._cycles != SETTLE_CYCLES
             waits = (
                 (fsm.ongoing("REST") & ~self._begins & ~settles)
+                | (fsm.ongoing("HOLD") & ~self.held)
                 | (fsm.ongoing("STORED") & ~self.rests)
                 | (self.imports.response.valid & ~self.imports.response.ready)
                 | (request.valid & ~request.ready)
@@ -220,7 +225,7 @@ class BringUp(wiring.Component):
             )
             m.d.comb += [
                 self.busy.eq(~waits),
-                self.holds.eq(Cat(fsm.ongoing(state) for state in HOLDING).any()),
+                self.holds.eq(~Cat(fsm.ongoing(state) for state in FREE).any()),
             ]
         return m
 
@@ -281,6 +286,7 @@ class BringUp(wiring.Component):
         in_range = port < self._config.ports
         used = in_range & self.drives.used.bit_select(port[: self._config.port_bits], 1)
         self._begins = settled & known & news
+        self._starts = Signal()
         m.d.sync += [
             self._cycles.eq(self._cycles + ~settled),
             self._seen.eq(self._seen & self.known),
@@ -289,9 +295,14 @@ class BringUp(wiring.Component):
                 (self._again & ~self._assembler.start) | (self._used & ~self.drives.used).any()
             ),
         ]
+        m.d.comb += [self._assembler.start.eq(self._starts), asked.ready.eq(self._starts)]
         with m.State("REST"):
-            m.d.comb += self._assembler.start.eq(self._begins)
-            m.d.comb += asked.ready.eq(self._begins)
+            with m.If(self._begins):
+                m.next = "HOLD"
+
+        # Nobody else changes which drives are free until all sets have been looked at.
+        with m.State("HOLD"):
+            m.d.comb += self._starts.eq(self._begins & self.held)
             m.d.sync += [
                 self._away.eq(0),
                 self._imports.eq(asked.valid),
@@ -301,7 +312,9 @@ class BringUp(wiring.Component):
                     Mux(used, ManageStatus.IN_USE, ManageStatus.NO_ENTRY)
                 ),
             ]
-            with m.If(self._begins):
+            with m.If(~self._begins):
+                m.next = "REST"
+            with m.Elif(self._starts):
                 m.d.sync += self._seen.eq(self.known)
                 m.next = "TAKE"
 
@@ -435,8 +448,6 @@ class BringUp(wiring.Component):
             m.next = "PASS"
             with m.If((owner == self.identity) | (self._wanted & self._made)):
                 m.next = "CREATE"
-                with m.If(self._forced):
-                    m.d.sync += self.brought_up.events.eq(self.brought_up.events + FORCED_EVENTS)
             with m.Else():
                 self._tell(m, ManageStatus.INVALID_FIELD)
 
@@ -455,7 +466,12 @@ class BringUp(wiring.Component):
 
         with m.State("CREATED"):
             m.d.comb += response.ready.eq(1)
-            m.d.sync += [self._array.eq(response.payload.index), self._complete.eq(1)]
+            m.d.sync += [
+                self._array.eq(response.payload.index),
+                self._complete.eq(1),
+                self._second.eq(0),
+                self._numbered.eq(0),
+            ]
             with m.If(response.valid):
                 with m.If(self._wanted):
                     m.d.sync += self.imports.response.payload.eq(response.payload)
@@ -483,16 +499,31 @@ class BringUp(wiring.Component):
     def _create_volumes(self, m: Module) -> None:
         """The states GIVE to LISTED: the tables make its volumes, one after the other."""
         entries, response = self.lists.entries, self.changes.response
+        number = entries.payload.number
+        free = Signal()
+        m.d.comb += free.eq(
+            (number < self._config.volumes)
+            & ~self.exists.bit_select(number[: self._config.volume_bits], 1)
+        )
         with m.State("GIVE"):
             m.d.comb += self.lists.give.eq(1)
             m.next = "TAKE_VOLUME"
 
+        # First those whose numbers are free, then the others. An empty one does not fit.
         with m.State("TAKE_VOLUME"):
-            m.d.comb += entries.ready.eq(~entries.payload.valid)
+            skips = Mux(self._second, self._numbered.bit_select(number, 1), ~free)
+            empty = entries.payload.blocks == 0
             m.d.sync += self._missed.eq(self.lists.missed)
-            with m.If(entries.valid):
+            with m.If(entries.valid & entries.payload.valid):
                 m.next = "CREATE_VOLUME"
-                with m.If(~entries.payload.valid):
+                with m.If(skips | empty):
+                    m.d.comb += entries.ready.eq(1)
+                    m.next = "TAKE_VOLUME"
+            with m.Elif(entries.valid):
+                m.d.comb += entries.ready.eq(1)
+                m.d.sync += self._second.eq(1)
+                m.next = "GIVE"
+                with m.If(self._second):
                     m.next = "LISTED"
 
         with m.State("CREATE_VOLUME"):
@@ -503,6 +534,7 @@ class BringUp(wiring.Component):
             m.d.comb += [response.ready.eq(1), entries.ready.eq(response.valid)]
             with m.If(response.valid):
                 m.next = "TAKE_VOLUME"
+                m.d.sync += self._numbered.bit_select(number, 1).eq(1)
                 with m.Switch(response.payload.status):
                     with m.Case(ManageStatus.DONE):
                         m.d.comb += self.appeared.eq(1 << response.payload.index)

@@ -26,6 +26,8 @@ class ChangeTurns(wiring.Component):
         Changes of two users.
     holds
         A level. The second user has more changes to make before anybody else makes one.
+    held
+        A level. While the second user holds its turn: no change is under way.
     changes
         Changes of both.
     busy
@@ -37,6 +39,7 @@ class ChangeTurns(wiring.Component):
             {
                 "users": In(Changes(config)).array(2),
                 "holds": In(1),
+                "held": Out(1),
                 "changes": Out(Changes(config)),
                 "busy": Out(1),
             }
@@ -77,6 +80,7 @@ class ChangeTurns(wiring.Component):
                 user.response.valid.eq(listens & response.valid & (turn == number)),
             ]
         m.d.comb += [
+            self.held.eq(rests & self.holds),
             response.ready.eq(listens & Mux(turn, second.response.ready, first.response.ready)),
             self.busy.eq(
                 (rests & asked)

@@ -15,8 +15,8 @@ from hdl.kit.pick import lowest_bit
 from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.metadata.records import listed, record, record_read
-from hdl.metadata.superblock_facts import MdShape, SuperblockFacts
-from hdl.metadata.superblock_writer import Edit
+from hdl.metadata.superblock_facts import EVENT_BITS, MdShape, SuperblockFacts
+from hdl.metadata.superblock_writer import PAGES, Edit
 from hdl.metadata.superblocks import member_edit
 from hdl.nvme.admin.names import Card
 
@@ -36,6 +36,9 @@ FOLLOWED = (
 
 OF_VOLUMES = (ManageOpcode.CREATE_VOLUME, ManageOpcode.DELETE_VOLUME)
 """Changes after which its lists of volumes are written as well."""
+
+WEIGHED = (*OF_VOLUMES, ManageOpcode.DELETE_ARRAY, ManageOpcode.MIGRATE)
+"""Changes that an array must be ``listed`` for."""
 
 
 def home(config: Config) -> data.StructLayout:
@@ -80,17 +83,20 @@ class Keeper(wiring.Component):
     the middle of a row, and while its rows are not in sync.
 
     A drive that is to take the place of a member may hold another superblock. It becomes zeros
-    (``wipe``) before anything else is written to the drive.
+    (``wipe``) before anything else is written to the drive. So do its lists, to see whether the
+    drive stores them.
 
     A superblock cannot express some arrays. What their members held before becomes zeros as well,
     so that no array comes back that has been written over. They are forgotten with the power.
 
     Each member has the list of the array's volumes as well. It is written to a drive that becomes a
     member, and to all members after each change of a volume. A list is newer than another one if
-    its ``generation`` is greater, which is ``events`` of the superblock that is written after it.
+    its ``generation`` is greater. Each round has its own, greater than any that has been read.
     Of an array that is brought up no list is written until the volumes are there that its drives
     list (``listed``). Until then the host changes none of its volumes, which is refused as
-    NO_ENTRY.
+    NO_ENTRY, and neither deletes the array nor migrates a member, which is refused as IN_USE. If
+    nobody has stored the list after a change of a volume, that ends as DRIVE_UNAVAILABLE. Then it
+    is so until power goes, or until a later list has been stored.
 
     The members of an array take 3,500 cycles each and what their drives take, and 5,100 more if
     the list is written.
@@ -147,6 +153,10 @@ class Keeper(wiring.Component):
         there. No array may be brought up from it.
     listed
         The volumes of an array are there that its drives list.
+    newest
+        A level. With a CREATE_ARRAY that is ``placed``: the greatest generation of its lists.
+    generation
+        A level. With ``edit``: that of the list.
     withholds
         Nothing may be acknowledged to the host.
     forsaken
@@ -186,6 +196,8 @@ class Keeper(wiring.Component):
                 "kept": Out(config.arrays),
                 "claimed": Out(config.ports),
                 "listed": In(Pulse(listed(config))),
+                "newest": In(EVENT_BITS),
+                "generation": Out(EVENT_BITS),
                 "withholds": Out(1),
                 "forsaken": Out(Pulse(config.array_bits)),
                 "rests": Out(1),
@@ -245,6 +257,8 @@ class Keeper(wiring.Component):
         self._makes = Signal()
         self._rewritten = Signal()
         self._lists = Signal()  # the lists of all members are written in this round
+        self._list_stored = Signal()  # one of them has stored it
+        self._unstored = Signal()  # nobody has stored the list of the change
         self._stores = Signal()
         # One that its array needs has refused what was to be written. Members, by their roles, that
         # this round has written.
@@ -262,6 +276,7 @@ class Keeper(wiring.Component):
         self._opcode = Signal(ManageOpcode)
         self._owner = Signal(config.array_bits)  # the array of the volume that is changed
         self._weighed = Signal()  # it may be changed
+        self._of_volume = Signal()  # the change is of a volume
         self._changed = Signal(config.array_bits)
         self._placed = Signal()
         self._assumed = Signal()
@@ -358,7 +373,7 @@ class Keeper(wiring.Component):
         half = drives.stale & ~self._partial
         false = ((gone & ~self.clean.replicate(MAX_DRIVES)) | half) & ~self._excused
         m.d.comb += [
-            self._lost.eq(claims & (~used | false)),
+            self._lost.eq(claims & ((~used & ~self._excused) | false)),
             self._leavers.eq(self._erases & ~used),
             self.withholds.eq((self._lost & ~(self._deletes.replicate(MAX_DRIVES) & ~used)).any()),
             self._has_work.eq(
@@ -404,8 +419,9 @@ class Keeper(wiring.Component):
         asked, told = self.table_changes.request, self.table_changes.response
         creates = self._opcode == ManageOpcode.CREATE_ARRAY
         done = response.payload.status == ManageStatus.DONE
-        of_volumes = Cat(request.payload.opcode == opcode for opcode in OF_VOLUMES).any()
-        passes = ~of_volumes | self._weighed
+        of_volume = Cat(request.payload.opcode == opcode for opcode in OF_VOLUMES).any()
+        weighs = Cat(request.payload.opcode == opcode for opcode in WEIGHED).any()
+        passes = ~weighs | self._weighed
         with m.State("PASS"):
             m.d.comb += [
                 asked.payload.eq(request.payload),
@@ -414,7 +430,9 @@ class Keeper(wiring.Component):
             ]
             m.d.sync += [
                 self._opcode.eq(request.payload.opcode),
-                self._changed.eq(Mux(of_volumes, self._owner, request.payload.array)),
+                self._changed.eq(Mux(of_volume, self._owner, request.payload.array)),
+                self._of_volume.eq(of_volume),
+                self._unstored.eq(0),
                 self._placed.eq(request.payload.placed),
                 self._assumed.eq(request.payload.assumed),
             ]
@@ -425,8 +443,8 @@ class Keeper(wiring.Component):
                 m.next = "WEIGH"
 
         with m.State("WEIGH"):
-            makes = request.payload.opcode == ManageOpcode.CREATE_VOLUME
-            owner = Mux(makes, request.payload.array, self._owners.reads[0].data)
+            deletes = request.payload.opcode == ManageOpcode.DELETE_VOLUME
+            owner = Mux(deletes, self._owners.reads[0].data, request.payload.array)
             m.d.sync += [self._owner.eq(owner), self._weighed.eq(1)]
             m.next = "PASS"
             is_listed = self._listed.bit_select(owner[: self._config.array_bits], 1)
@@ -437,7 +455,9 @@ class Keeper(wiring.Component):
             m.d.comb += request.ready.eq(1)
             m.d.sync += [
                 self._weighed.eq(0),
-                response.payload.status.eq(ManageStatus.NO_ENTRY),
+                response.payload.status.eq(
+                    Mux(of_volume, ManageStatus.NO_ENTRY, ManageStatus.IN_USE)
+                ),
                 response.payload.index.eq(0),
             ]
             m.next = "ANSWER"
@@ -452,7 +472,7 @@ class Keeper(wiring.Component):
 
         # The record of a new array is written as no other is.
         with m.State("NOTE"):
-            with m.If(~self._stores):
+            with m.If(~(self._stores | self._starts_round)):
                 m.next = "HOLD"
                 with m.If(done):
                     self._note_change(m)
@@ -460,6 +480,8 @@ class Keeper(wiring.Component):
         with m.State("HOLD"):
             with m.If(self.rests):
                 m.next = "ANSWER"
+                with m.If(self._of_volume & self._unstored):
+                    m.d.sync += response.payload.status.eq(ManageStatus.DRIVE_UNAVAILABLE)
 
         with m.State("ANSWER"):
             m.d.comb += response.valid.eq(1)
@@ -501,7 +523,13 @@ class Keeper(wiring.Component):
         m.d.sync += [self._nonce.eq(nonce), self._count.eq(self._count + ~self._placed)]
         m.d.comb += self._records.store(address=self._changed)
         with m.If(self._placed):
-            m.d.comb += self._records.write.data.eq(self.brought_up)
+            # Some members may be an event behind. The first round writes what the others have.
+            m.d.comb += [
+                self._records.write.data.set_uuid.eq(self.brought_up.set_uuid),
+                self._records.write.data.events.eq(self.brought_up.events - 1),
+            ]
+            with m.If(self.newest > self.generation):
+                m.d.sync += self.generation.eq(self.newest)
         with m.Else():
             m.d.comb += self._records.write.data.set_uuid.eq(own)
 
@@ -549,6 +577,7 @@ class Keeper(wiring.Component):
                 self._erases.bit_select(port, 1).eq(0),
                 self.edit.payload.superblock.edit.eq(Edit.ERASE),
                 self.edit.payload.superblock.port.eq(port),
+                self.edit.payload.superblock.page.eq(0),
                 self.edit.payload.lists.eq(0),
             ]
             m.next = "SEND"
@@ -564,6 +593,7 @@ class Keeper(wiring.Component):
                 self._erases.bit_select(self.wipe.payload, 1).eq(0),
                 self.edit.payload.superblock.edit.eq(Edit.ERASE),
                 self.edit.payload.superblock.port.eq(self.wipe.payload),
+                self.edit.payload.superblock.page.eq(0),
                 self.edit.payload.lists.eq(0),
             ]
             m.next = "SEND"
@@ -601,7 +631,7 @@ class Keeper(wiring.Component):
                 self._due.bit_select(array, 1).eq(0),
                 self._members.eq(shape.width * shape.spans),
                 self._several.eq(self._several | twice),
-                self._rounds.eq(Mux(self._several | twice, Mux(torn, 2, 1), 0)),
+                self._rounds.eq(Mux(twice | self._several, torn + twice + 1, 0)),
             ]
             m.next = "ASK_MEMBER"
             with m.If(~shape.valid):
@@ -615,13 +645,13 @@ class Keeper(wiring.Component):
                 with m.If(self._refutes):
                     m.next = "EXCUSE"
 
-        # A drive that has left is not excused, and nobody else holds what it held.
+        # The same with a drive that has left. It keeps its superblock: the one that has taken its
+        # place may have none.
         with m.State("EXCUSE"):
             m.d.sync += self._excused.bit_select(self._cause, 1).eq(self.settled)
-            m.d.comb += self.forsaken.valid.eq(self.settled & self._has_redundancy)
+            has_left = ~self.drives.used.bit_select(self._cause, 1)
+            m.d.comb += self.forsaken.valid.eq(self.settled & (self._has_redundancy | has_left))
             m.next = "REST"
-            with m.If(~self.drives.used.bit_select(self._cause, 1)):
-                m.next = "REFUTED"
 
     def _look_at_members(self, m: Module) -> None:
         """The states ASK_MEMBER, NOTE_MEMBER and BEGIN: which roles are held."""
@@ -649,13 +679,22 @@ class Keeper(wiring.Component):
             m.d.sync += [
                 self._record.events.eq(self._record.events + 1),
                 self._makes.eq(self._first),
-                self._lists.eq(self._relists.bit_select(self._array, 1)),
+                self._lists.eq(0),
+                self._list_stored.eq(0),
                 self._first.eq(0),
                 self._written.eq(0),
+                self.generation.eq(self.generation + 1),
             ]
+            relists = self._relists.bit_select(self._array, 1)
             m.next = "ASK_PORT"
             with m.If(self._is_outdated):
                 self._break_off(m)
+            with m.Elif(~facts.alive.any()):
+                m.next = "REST"
+                with m.If(self._refutes):
+                    m.next = "EXCUSE"
+            with m.Else():
+                m.d.sync += [self._lists.eq(relists), relists.eq(0)]
 
     @property
     def _is_outdated(self) -> Value:
@@ -689,10 +728,12 @@ class Keeper(wiring.Component):
             skips = self._written.bit_select(place, 1) | (has & ~expressible)
             is_listed = self._listed.bit_select(self._array, 1)
             m.d.sync += [
-                self._was_member.eq(member),
+                # One of an array that is brought up has had a superblock.
+                self._was_member.eq(member | self._twice.bit_select(self._array, 1)),
                 edit.edit.eq(Mux(~expressible, Edit.ERASE, Mux(has, Edit.CHANGE, Edit.MAKE))),
                 edit.role.eq(role),
                 edit.port.eq(port),
+                edit.page.eq(0),
                 self.edit.payload.array.eq(self._array),
                 self.edit.payload.lists.eq(expressible & is_listed & (self._lists | ~has)),
             ]
@@ -728,8 +769,12 @@ class Keeper(wiring.Component):
                 with m.If(self._leaves):
                     m.d.sync += [self._refuses.bit_select(port, 1).eq(~good), self._good.eq(good)]
                     m.next = "REST"
+                    page = self.edit.payload.superblock.page
                     with m.If(self._wipes):
-                        m.next = "WIPED"
+                        m.d.sync += page.eq(page + 1)
+                        m.next = "SEND"
+                        with m.If(~good | (page == PAGES - 1)):
+                            m.next = "WIPED"
                 with m.Elif(good):
                     partial = self.facts.rebuilding.bit_select(place, 1)
                     m.d.sync += [
@@ -739,6 +784,8 @@ class Keeper(wiring.Component):
                         self._rewritten.eq(self._rewritten | (port == self._cause)),
                         self._written.bit_select(place, 1).eq(1),
                     ]
+                    with m.If(self.edit.payload.lists):
+                        m.d.sync += self._list_stored.eq(1)
                     m.next = "NEXT"
 
         # If its array needs it, and it has been a member, it is not given up for that alone.
@@ -766,6 +813,8 @@ class Keeper(wiring.Component):
             self._due.bit_select(self._array, 1).eq(1),
             self._torn.bit_select(self._array, 1).eq(1),
         ]
+        with m.If(self._lists):
+            m.d.sync += self._relists.bit_select(self._array, 1).eq(1)
         m.next = "REST"
 
     def _end(self, m: Module) -> None:
@@ -786,8 +835,10 @@ class Keeper(wiring.Component):
             with m.If(~self._held_back):
                 m.d.comb += store
             m.d.sync += self._rounds.eq(self._rounds - 1)
-            with m.If(self._lists):
-                m.d.sync += self._relists.bit_select(array, 1).eq(0)
+            with m.If(self._lists & ~self._list_stored):
+                m.d.sync += self._relists.bit_select(array, 1).eq(1)
+                with m.If(array == self._changed):
+                    m.d.sync += self._unstored.eq(1)
             m.next = "BEGIN"
             with m.If(self._rounds == 0):
                 m.d.sync += [

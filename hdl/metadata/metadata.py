@@ -56,6 +56,8 @@ class Metadata(wiring.Component):
         Table of the arrays.
     member_read
         Table of the members.
+    volume_exists
+        Bit a volume: it is there.
     volume_read, facts_read
         Volumes, and what is stored of them besides.
     appeared
@@ -109,6 +111,7 @@ class Metadata(wiring.Component):
                 "arrays": In(ArrayStatus(config)),
                 "geometry_read": Out(geometry_read(config)),
                 "member_read": Out(member_read(config)),
+                "volume_exists": In(config.volumes),
                 "volume_read": Out(volume_read(config)),
                 "facts_read": Out(volume_facts_read(config)),
                 "appeared": Out(config.volumes),
@@ -207,6 +210,8 @@ class Metadata(wiring.Component):
             bring_up.kept.eq(keeper.kept),
             bring_up.rests.eq(keeper.rests),
             turns.holds.eq(bring_up.holds),
+            bring_up.held.eq(turns.held),
+            bring_up.exists.eq(self.volume_exists),
             self.appeared.eq(bring_up.appeared),
         ]
 
@@ -229,6 +234,8 @@ class Metadata(wiring.Component):
         m.d.comb += [
             superblocks.facts.eq(keeper.facts),
             keeper.brought_up.eq(self._bring_up.brought_up),
+            keeper.newest.eq(self._bring_up.lists.generation),
+            superblocks.generation.eq(keeper.generation),
             keeper.states.eq(self.arrays.states),
             keeper.unsynced.eq(self.arrays.unsynced),
             keeper.doubts.eq(self.arrays.doubts),

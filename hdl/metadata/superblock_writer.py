@@ -8,6 +8,7 @@ from hdl.config import DWORDS_PER_BLOCK, LINE_WRITERS, Config
 from hdl.flow.geometry import WIDTH_BITS
 from hdl.flow.operation import DriveStatus
 from hdl.memory.store import write_delay
+from hdl.metadata import volume_list
 from hdl.metadata.page_mover import page_move
 from hdl.metadata.superblock import (
     BLOCK,
@@ -22,6 +23,9 @@ from hdl.metadata.superblock_facts import SuperblockFacts
 from hdl.metadata.superblock_words import changing_words, lasting_words
 from hdl.metadata.words import NUMBER_BITS, PageWord
 
+PAGES = 1 + volume_list.COPIES
+"""Pages of a drive: its superblock, and the copies of its list of volumes."""
+
 
 class Edit(enum.Enum, shape=2):
     """What becomes of the superblock of a drive."""
@@ -35,8 +39,11 @@ class Edit(enum.Enum, shape=2):
 
 
 def superblock_edit(config: Config) -> data.StructLayout:
-    """A superblock to be written: of the drive at ``port``, which has or gets ``role``."""
-    return data.StructLayout({"edit": Edit, "port": config.port_bits, "role": WIDTH_BITS})
+    """A superblock to be written: of the drive at ``port``, which has or gets ``role``. ERASE may
+    be of another ``page`` instead: 1 and 2 are the lists of volumes."""
+    return data.StructLayout(
+        {"edit": Edit, "port": config.port_bits, "role": WIDTH_BITS, "page": range(PAGES)}
+    )
 
 
 class SuperblockWriter(wiring.Component):
@@ -108,7 +115,9 @@ class SuperblockWriter(wiring.Component):
             self.words.payload.word.eq(word),
             self.move.payload.port.eq(edit.port),
             self.move.payload.writes.eq(1),
-            self.move.payload.block.eq(BLOCK),
+            self.move.payload.block.eq(
+                Mux(edit.page == 0, BLOCK, volume_list.BLOCK - 1 + edit.page)
+            ),
             self.move.payload.line.eq(self.page_line),
         ]
         with m.FSM(name="write_superblock") as fsm:
@@ -142,7 +151,7 @@ class SuperblockWriter(wiring.Component):
                 m.d.comb += self.words.valid.eq(1)
                 m.d.sync += settled.eq(0)
                 with m.If(self.words.ready):
-                    m.d.comb += self.kept_write.enable.eq(number < KEPT_WORDS)
+                    m.d.comb += self.kept_write.enable.eq((number < KEPT_WORDS) & (edit.page == 0))
                     m.d.sync += number.eq(number + 1)
                     m.next = "READ_AGAIN"
                     with m.If(last):

@@ -11,7 +11,7 @@ from hdl.flow.table_read import volume_read
 from hdl.flow.volume_facts import volume_facts_read
 from hdl.metadata.page_mover import PageMover
 from hdl.metadata.superblock import Finding, kept_read, kept_table
-from hdl.metadata.superblock_facts import UUID_BITS, SuperblockFacts
+from hdl.metadata.superblock_facts import EVENT_BITS, UUID_BITS, SuperblockFacts
 from hdl.metadata.superblock_writer import Edit, SuperblockWriter, superblock_edit
 from hdl.metadata.survey import Survey
 from hdl.metadata.volume_list import listed_volume
@@ -46,6 +46,7 @@ class ListReads(wiring.Signature):
                 "seen": In(1),
                 "owner": In(IDENTITY_BITS),
                 "missed": In(1),
+                "generation": In(EVENT_BITS),
             }
         )
 
@@ -80,6 +81,8 @@ class Superblocks(wiring.Component):
         What is to be written.
     facts
         A level. What the array's superblocks say, constant until ``done``. Of no meaning to ERASE.
+    generation
+        A level, alike. That of the list.
     done
         How that ended.
     lists
@@ -108,6 +111,7 @@ class Superblocks(wiring.Component):
                 "page_line": In(config.line_bits),
                 "edit": In(stream.Signature(member_edit(config))),
                 "facts": In(SuperblockFacts),
+                "generation": In(EVENT_BITS),
                 "done": Out(stream.Signature(DriveStatus)),
                 "lists": In(ListReads(config)),
                 "volume_read": Out(volume_read(config)),
@@ -179,9 +183,10 @@ class Superblocks(wiring.Component):
             asked.seen.eq(lists.seen),
             asked.owner.eq(lists.owner),
             asked.missed.eq(lists.missed),
+            asked.generation.eq(lists.generation),
             lists.known.eq(self._survey.known),
             writer.set_uuid.eq(self.facts.set_uuid),
-            writer.generation.eq(self.facts.events),
+            writer.generation.eq(self.generation),
             writer.owner.eq(self.identity),
             writer.edit.payload.port.eq(port),
             writer.edit.payload.array.eq(self._edit.array),

@@ -41,7 +41,8 @@ def newest_copy(config: Config) -> data.StructLayout:
 class VolumeListReader(wiring.Component):
     """Looks at the lists that drives of one array hold, and gives the entries of the newest.
 
-    A list counts if its magic, version, identity and CRC are right. Any other page is passed over.
+    A list counts if its magic, version, identity and CRC are right, and its generation is below
+    2**63. Any other page is passed over.
     Nothing in a page is used as an address, and every page takes the same time.
 
     A drive takes 4,700 cycles with beats of 128 bits, and what it takes to read two pages. An entry
@@ -68,6 +69,8 @@ class VolumeListReader(wiring.Component):
     seen, owner
         Levels, while no drive is being looked at. A list has been seen; the card that has the array
         by the newest one.
+    generation
+        A level, alike: that of the newest one, or 0.
     missed
         A level, alike: no list has been seen, but a page could not be read.
     known
@@ -100,6 +103,7 @@ class VolumeListReader(wiring.Component):
                 "seen": Out(1),
                 "owner": Out(IDENTITY_BITS),
                 "missed": Out(1),
+                "generation": Out(EVENT_BITS),
                 "known": In(config.ports),
                 "wants": Out(1),
                 "reads": Out(1),
@@ -124,7 +128,6 @@ class VolumeListReader(wiring.Component):
         self._half = Signal()
         self._seen = Signal()
         self._unread = Signal()
-        self._generation = Signal(EVENT_BITS)
         # Of the page that is read, and of the drive's first copy.
         self._fits = Signal()
         self._read_generation = Signal(EVENT_BITS)
@@ -194,7 +197,7 @@ class VolumeListReader(wiring.Component):
                 self.gone.eq(0),
             ]
             with m.If(self.begin):
-                m.d.sync += [self._seen.eq(0), self._unread.eq(0)]
+                m.d.sync += [self._seen.eq(0), self._unread.eq(0), self.generation.eq(0)]
             with m.If(self.look.valid):
                 m.next = "WAIT"
             with m.Elif(self.give):
@@ -275,11 +278,12 @@ class VolumeListReader(wiring.Component):
     @property
     def _is_newer(self) -> Value:
         """The list that has been read is newer than the newest so far."""
-        return self._read_generation > self._generation
+        return self._read_generation > self.generation
 
     def _judge(self, m: Module) -> None:
         """The state JUDGE: whether the list counts, and is the newest."""
-        fits = self._fits & ~self.gone
+        # No list has had so many before it.
+        fits = self._fits & ~self.gone & ~self._read_generation[-1]
         generation, first = self._read_generation, self._first_generation
         newer = ~self._first_fits | (generation > first)
         with m.State("JUDGE"):
@@ -291,7 +295,7 @@ class VolumeListReader(wiring.Component):
             with m.If(fits & (~self._seen | self._is_newer)):
                 m.d.sync += [
                     self._seen.eq(1),
-                    self._generation.eq(generation),
+                    self.generation.eq(generation),
                     self.owner.eq(self._read_owner),
                     self._half.eq(~self._half),
                 ]

@@ -13,6 +13,7 @@ BLOCKS = (254, 255)
 """Where the two copies lie on a member."""
 
 MOST_VOLUMES = 64
+MOST_GENERATIONS = 1 << 63
 _HEAD = struct.Struct("<4sIQ16sQ24x")
 _ENTRY = struct.Struct("<BBBBIIIQ8x")
 _TAIL = PAGE_BYTES - _HEAD.size - MOST_VOLUMES * _ENTRY.size - 4
@@ -66,6 +67,8 @@ class VolumeList:
         magic, version, generation, set_uuid, owner = _HEAD.unpack_from(page)
         if (magic, version) != (MAGIC, VERSION):
             raise RefusedListError("another magic or version")
+        if generation >= MOST_GENERATIONS:
+            raise RefusedListError("no list has had so many before it")
         if zlib.crc32(page[:-4]) != struct.unpack("<I", page[-4:])[0]:
             raise RefusedListError("a wrong CRC")
         volumes = {}
