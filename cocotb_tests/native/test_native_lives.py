@@ -31,12 +31,13 @@ from hdl.metadata.withheld import Withheld
 from sim.golden.superblock import CLEAN, Superblock
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
-from sw.driver.commands import NvmeError
+from sw.driver.commands import Command, NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
 SECTORS = 8 * (1 << 20)
 DRIVE_UNAVAILABLE, NO_ENTRY = 0x1C0, 0x1C1
 """Status of changes that are refused."""
+SET_FEATURES, WRITE_CACHE = 0x09, 6
 
 
 async def made(card: SimulatedCard, lives: Lives, level: Level, ports: list[int]) -> Known:
@@ -325,6 +326,182 @@ def test_power_goes_twice(level):
             with lives.power() as card:
                 card.run(life(card))
     print(dict(lives.seen))
+
+
+@pytest.mark.parametrize("late_ns", [0, 60_000, 125_000])
+@pytest.mark.parametrize("creates", [True, False], ids=["create", "delete"])
+def test_volumes_of_an_array_that_comes_late(creates, late_ns):
+    """The host changes the volumes of an array as soon as it appears, while its superblocks and
+    lists are still being written. What it was told is there the next time."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = Known(level=Level.RAID5, ports=[0, 1, 2])
+        lives.arrays.append(array)
+        await lives.make(card, array)
+        await lives.create_volume(card, array, array.blocks, 1)
+        await lives.shut_down(card)
+
+    async def late(card: SimulatedCard) -> None:
+        card.harness.remove(2)
+        await card.nvme.start()
+        card.harness.insert(2)
+        while len(await raid.volumes(card.nvme)) < 2:
+            await card.transport.sleep(500)
+        await card.transport.sleep(late_ns)
+        (array,) = lives.arrays
+        if creates:
+            await lives.create_volume(card, array, array.blocks + 1, 1)
+        else:
+            await lives.delete_volume(card, array, next(one for one in array.volumes if one.start))
+
+    async def there(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        assert len(lives.arrays[0].volumes) == (3 if creates else 1)
+
+    for life in (begin, late, there):
+        with lives.power() as card:
+            card.run(life(card))
+
+
+def test_the_cache_is_off_once_a_loss_is_written_down():
+    """What has been acknowledged as the write cache is switched off is there after a power cut,
+    also if a drive has just gone that would be taken for good."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID1, [0, 1])
+        await job_ends(card, array)
+        address = card.transport.memory.allocate(BLOCK_BYTES)
+        for block in range(6):
+            card.transport.memory.write(address, contents(block, 1000 + block))
+            await card.nvme.write(array.namespace, block, 1, address)
+            array.stored[block] = 1000 + block
+        array.lost = {0}
+        card.harness.remove(0)
+        await card.nvme.admin(Command(SET_FEATURES, dwords=(WRITE_CACHE, 0)))
+
+    async def there(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+
+    for life in (begin, there):
+        with lives.power() as card:
+            card.run(life(card))
+    assert lives.seen["blocks that were there"]
+
+
+def test_nobody_changes_what_is_looked_at():
+    """A drive completes an array, and the host makes another one of two of its drives. It has one
+    of them in the end, with its own data."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await job_ends(card, await made(card, lives, Level.RAID5, [0, 1, 2]))
+        await lives.shut_down(card)
+
+    async def late(card: SimulatedCard) -> None:
+        card.harness.remove(2)
+        await card.nvme.start()
+        card.harness.insert(2)
+        await card.transport.sleep(gap)
+        try:
+            await raid.create_array(card.nvme, Level.RAID0, (0, 1))
+        except NvmeError:
+            await card.transport.sleep(20 * POLL_NS)
+            await lives.look(card)
+            lives.seen["the old one"] += 1
+        else:
+            await card.transport.sleep(20 * POLL_NS)
+            (one,) = await raid.arrays(card.nvme)
+            assert one.level == Level.RAID0
+            lives.seen["the new one"] += 1
+
+    with lives.power() as card:
+        card.run(begin(card))
+    images, (array,) = lives.images, lives.arrays
+    for moment in range(0, 100_000, 8_000):
+        gap = moment
+        lives.images = [dict(image) for image in images]
+        lives.arrays = [deepcopy(array)]
+        with lives.power() as card:
+            card.run(late(card))
+    assert lives.seen["the old one"] and lives.seen["the new one"], lives.seen
+
+
+@pytest.mark.parametrize("block", [1, 254, 255])
+def test_a_drive_that_does_not_store_what_it_is(block):
+    """A drive that refuses its superblock or a list does not take the place of a member, so the one
+    that has all keeps what it says of itself."""
+    lives = Lives(SEED)
+
+    async def life(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.JBOD, [0])
+        card.harness.refuse_writes(3, block)
+        with pytest.raises(NvmeError):
+            await background.migrate_member(card.nvme, array.number, 0, 3)
+        await background.migrate_member(card.nvme, array.number, 0, 4)
+        assert (await job_ends(card, array)).state == JobState.DONE
+        array.ports = [4]
+
+    async def there(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        assert lives.arrays
+
+    for each in (life, there):
+        with lives.power() as card:
+            card.run(each(card))
+
+
+def test_all_drives_of_striped_copies_go():
+    """The drives of a RAID 10 go one soon after the other, and then the power. All of them come
+    back, and what was acknowledged is there."""
+    lives = Lives(SEED)
+    chosen = lives.random
+    ports = [0, 1, 2]
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await job_ends(card, await made(card, lives, Level.RAID10, ports))
+
+    async def all_go(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        (array,) = lives.arrays
+        for _ in range(8):
+            card.transport.spawn(lives.write(card, array))
+        await card.transport.sleep(chosen.uniform(20_000, 60_000))
+        array.failed = True
+        for port in chosen.sample(ports, len(ports)):
+            card.harness.remove(port)
+            await card.transport.sleep(chosen.choice((chosen.uniform(0, 5_000), 40_000)))
+        await card.transport.sleep(300_000)
+
+    async def back(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        lives.arrays[0].lost = set(ports)
+        if await raid.arrays(card.nvme):
+            await lives.look(card)
+        else:
+            lives.seen["not brought up"] += 1
+
+    with lives.power() as card:
+        card.run(begin(card))
+    images, (array,) = lives.images, lives.arrays
+    for _ in range(16):
+        lives.images = [dict(image) for image in images]
+        lives.arrays = [deepcopy(array)]
+        for life in (all_go, back):
+            with lives.power() as card:
+                card.run(life(card))
+    print(dict(lives.seen))
+    assert lives.seen["arrays brought up"] > 16, lives.seen
 
 
 def test_a_drive_that_was_a_member_elsewhere():
