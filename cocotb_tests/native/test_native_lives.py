@@ -179,6 +179,14 @@ def test_drives_that_come_later():
         for port in (1, 4):
             card.harness.remove(port)
         await card.nvme.start()
+        for change in (
+            raid.delete_array(card.nvme, 0),
+            raid.create_volume(card.nvme, 0),
+            background.migrate_member(card.nvme, 0, 0, 5),
+        ):
+            with pytest.raises(NvmeError) as caught:
+                await change
+            assert caught.value.status == NO_ENTRY
         for port in (4, 1):
             assert await raid.arrays(card.nvme) == []
             card.harness.insert(port)

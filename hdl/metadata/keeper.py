@@ -447,8 +447,10 @@ class Keeper(wiring.Component):
             owner = Mux(deletes, self._owners.reads[0].data, request.payload.array)
             m.d.sync += [self._owner.eq(owner), self._weighed.eq(1)]
             m.next = "PASS"
-            is_listed = self._listed.bit_select(owner[: self._config.array_bits], 1)
-            with m.If(~is_listed & ~request.payload.placed):
+            # An array that is not there is the tables' business.
+            unlisted = self.kept & ~self._listed
+            of_unlisted = unlisted.bit_select(owner[: self._config.array_bits], 1)
+            with m.If(of_unlisted & ~request.payload.placed):
                 m.next = "REFUSE"
 
         with m.State("REFUSE"):
