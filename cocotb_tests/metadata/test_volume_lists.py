@@ -358,7 +358,7 @@ BUGS = {
     "WritesOver": WritesOver,
     "WritesTheSuperblockFirst": WritesTheSuperblockFirst,
 }
-FAST = ("WritesOver", "BelievesTheDamaged")
+FAST = ("WritesOver",)
 
 
 def run(component, name: str, *, rounds: int) -> None:

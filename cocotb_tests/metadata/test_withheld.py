@@ -179,7 +179,12 @@ def test_withheld():
     run(Withheld(config=CONFIG), "withheld")
 
 
-@pytest.mark.parametrize("bug", [TellsAtOnce, TellsOfSuccess, ForsakesForGood, ForsakesOne])
+SLOW = (TellsAtOnce, ForsakesForGood, ForsakesOne)
+
+
+@pytest.mark.parametrize(
+    "bug", [TellsOfSuccess, *(pytest.param(bug, marks=pytest.mark.slow) for bug in SLOW)]
+)
 def test_planted_bugs_are_found(bug):
     with pytest.raises(SimulationError, match="failed: tells_what_may_be_told"):
         run(bug(config=CONFIG), f"withheld_{bug.__name__}")

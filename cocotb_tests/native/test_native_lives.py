@@ -295,7 +295,11 @@ def test_a_rebuild_goes_on():
             card.run(life(card))
 
 
-@pytest.mark.parametrize("level", [Level.RAID0, Level.RAID5], ids=lambda level: level.name)
+@pytest.mark.parametrize(
+    "level",
+    [pytest.param(Level.RAID0, marks=pytest.mark.slow), Level.RAID5],
+    ids=lambda level: level.name,
+)
 def test_power_goes_twice(level):
     """Power goes as superblocks are written, and again as they are written when it is back. The
     array and its volumes are there the third time."""
@@ -336,7 +340,9 @@ def test_power_goes_twice(level):
     print(dict(lives.seen))
 
 
-@pytest.mark.parametrize("late_ns", [0, 60_000, 125_000])
+@pytest.mark.parametrize(
+    "late_ns", [0, pytest.param(60_000, marks=pytest.mark.slow), 125_000]
+)
 @pytest.mark.parametrize("creates", [True, False], ids=["create", "delete"])
 def test_volumes_of_an_array_that_comes_late(creates, late_ns):
     """The host changes the volumes of an array as soon as it appears, while its superblocks and
@@ -502,14 +508,14 @@ def test_all_drives_of_striped_copies_go():
     with lives.power() as card:
         card.run(begin(card))
     images, (array,) = lives.images, lives.arrays
-    for _ in range(16):
+    for _ in range(8):
         lives.images = [dict(image) for image in images]
         lives.arrays = [deepcopy(array)]
         for life in (all_go, back):
             with lives.power() as card:
                 card.run(life(card))
     print(dict(lives.seen))
-    assert lives.seen["arrays brought up"] > 16, lives.seen
+    assert lives.seen["arrays brought up"] > 8, lives.seen
 
 
 def test_a_drive_that_was_a_member_elsewhere():
@@ -705,7 +711,7 @@ def test_power_goes_in_an_import():
     with lives.power() as card:
         card.run(begin(card))
     images, (array,) = lives.images, lives.arrays
-    for _ in range(12):
+    for _ in range(8):
         lives.images = [dict(image) for image in images]
         lives.arrays = [deepcopy(array)]
         with lives.power(identity=OTHER) as card:
@@ -760,7 +766,7 @@ def cuts_both_copies(lives: Lives, cuts: int) -> None:
 def test_both_copies_go():
     """Nobody is told that a write is stored which may be on neither of them tomorrow."""
     lives = Lives(SEED)
-    cuts_both_copies(lives, 24)
+    cuts_both_copies(lives, 12)
     assert lives.seen["refused"] and lives.seen["arrays brought up degraded"], lives.seen
 
 
