@@ -5,6 +5,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 from amaranth.lib import wiring
@@ -193,6 +194,14 @@ class Lives:
                 {block: harness.read_drive(port, block) for block in harness.written_blocks(port)}
                 for port in range(CONFIG.ports)
             ]
+
+    def branches(self, count: int) -> Iterator[int]:
+        """Goes back so often to the drives, and to what the host knows, as they are now."""
+        images, arrays = self.images, self.arrays
+        for number in range(count):
+            self.images = [dict(image) for image in images]
+            self.arrays = deepcopy(arrays)
+            yield number
 
     def page(self, port: int) -> bytes:
         """The superblock's place of a drive, while there is no power."""

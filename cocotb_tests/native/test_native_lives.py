@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -330,10 +329,7 @@ def test_power_goes_twice(level):
 
     with lives.power() as card:
         card.run(begin(card))
-    images, (array,) = lives.images, lives.arrays
-    for _ in range(10):
-        lives.images = [dict(image) for image in images]
-        lives.arrays = [deepcopy(array)]
+    for _ in lives.branches(10):
         for life in (divides, nobody, there):
             with lives.power() as card:
                 card.run(life(card))
@@ -437,11 +433,8 @@ def test_nobody_changes_what_is_looked_at():
 
     with lives.power() as card:
         card.run(begin(card))
-    images, (array,) = lives.images, lives.arrays
-    for moment in range(0, 100_000, 8_000):
-        gap = moment
-        lives.images = [dict(image) for image in images]
-        lives.arrays = [deepcopy(array)]
+    for number in lives.branches(13):
+        gap = 8_000 * number
         with lives.power() as card:
             card.run(late(card))
     assert lives.seen["the old one"] and lives.seen["the new one"], lives.seen
@@ -507,10 +500,7 @@ def test_all_drives_of_striped_copies_go():
 
     with lives.power() as card:
         card.run(begin(card))
-    images, (array,) = lives.images, lives.arrays
-    for _ in range(8):
-        lives.images = [dict(image) for image in images]
-        lives.arrays = [deepcopy(array)]
+    for _ in lives.branches(8):
         for life in (all_go, back):
             with lives.power() as card:
                 card.run(life(card))
@@ -710,10 +700,7 @@ def test_power_goes_in_an_import():
 
     with lives.power() as card:
         card.run(begin(card))
-    images, (array,) = lives.images, lives.arrays
-    for _ in range(8):
-        lives.images = [dict(image) for image in images]
-        lives.arrays = [deepcopy(array)]
+    for _ in lives.branches(8):
         with lives.power(identity=OTHER) as card:
             card.run(imports(card))
         with lives.power(identity=chosen.choice((IDENTITY, OTHER))) as card:
@@ -753,10 +740,7 @@ def cuts_both_copies(lives: Lives, cuts: int) -> None:
 
     with lives.power() as card:
         card.run(begin(card))
-    images, (array,) = lives.images, lives.arrays
-    for _ in range(cuts):
-        lives.images = [dict(image) for image in images]
-        lives.arrays = [deepcopy(array)]
+    for _ in lives.branches(cuts):
         for life in (both_go, back):
             with lives.power() as card:
                 card.run(life(card))

@@ -39,8 +39,6 @@ MADE_SO = {
 
 READ_WORDS = (*NAMED, *MADE_SO)
 
-ROLE_BITS = (MAX_DRIVES - 1).bit_length()
-
 FREE = ("REST", "STORED", "ANSWER")
 """States in which the host's changes are made."""
 
@@ -49,11 +47,11 @@ class BringUp(wiring.Component):
     """Brings up the arrays whose drives are there, after power-up and whenever drives have come.
 
     It looks at drives that belong to no array, once it is known of every drive what it holds, and
-    again when drives or ports have become free. A set
-    becomes an array if `Assembler` finds no hindrance, if the set is this card's, and if no array
-    has the identity of the set. All others are left as they are, and nothing is written to their
-    drives. Whose a set is, says the newest list of volumes that any of its members holds. If there
-    is no list, it is that of the card that made it, whose identity is part of the set's.
+    again when drives or ports have become free. A set becomes an array if `Assembler` finds no
+    hindrance, if the set is this card's, and if no array has the identity of the set. All others
+    are left as they are, and nothing is written to their drives. The newest list of volumes on its
+    members says whose a set is. If there is no list, it is that of the card that made it, whose
+    identity is part of the set's.
 
     The host can import another set by one of its drives, if a card of this kind has made it. This
     card has it from then on. It can also import a set, this card's or another's, that lacks drives.
