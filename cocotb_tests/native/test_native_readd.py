@@ -340,6 +340,6 @@ def plant(monkeypatch, bug: type[Sequencer]) -> None:
     monkeypatch.setattr("hdl.core.Sequencer", bug)
 
     def planted(config, **options):
-        return Harness(config, component=lambda: Controller(config=config), **options)
+        return Harness(config, **{**options, "component": lambda: Controller(config=config)})
 
     monkeypatch.setattr("sw.driver.card.Harness", planted)
