@@ -103,8 +103,8 @@ class Core(wiring.Component):
         self._front_end = NvmeFrontEnd(config=config)
         self._tables = ArrayTables(
             config=config,
-            geometry_readers=5 + 2 * config.background + config.metadata,
-            member_readers=3 + config.background + config.metadata,
+            geometry_readers=5 + 2 * config.background + 2 * config.metadata,
+            member_readers=3 + config.background + 2 * config.metadata,
             volume_readers=3
             + config.compare_and_deallocate
             + config.array_shares
@@ -125,7 +125,7 @@ class Core(wiring.Component):
             returns=LINE_RETURNS,
             reserves=config.line_reserves,
         )
-        self._flusher = Flusher(config=config, users=3 + config.background)
+        self._flusher = Flusher(config=config, users=2 + config.background)
         self._flush_all, self._flush_cache = FlushAll(), FlushAll()
         if config.array_shares:
             self._shares = CommandShares(config=config)
@@ -170,6 +170,8 @@ class Core(wiring.Component):
         timed = [self._gather, self._endpoint, self._drives]
         if config.background:
             timed.append(self._background)
+        if config.durable_marks:
+            timed.append(self._metadata)
         earliest = self._front_end.deadline
         for block in timed:
             sooner = earlier(self.now, block.deadline, earliest)
@@ -248,14 +250,15 @@ class Core(wiring.Component):
     def _connect_operations(self, m: Module) -> list:
         """Operations of rows, commands and flushes, to the drives."""
         config, drives, sequencer = self._config, self._drives, self._sequencer
-        users = 3 + config.metadata
+        users = 4 + config.metadata
         m.submodules.operations = operations = Merge(operation(config), inputs=users)
         m.submodules.operation_skid = skid = Skid(operation(config))
         connect(m, sequencer.operation, operations.inputs[0])
         connect(m, self._dispatch.operation, operations.inputs[1])
         connect(m, self._flusher.operation, operations.inputs[2])
+        connect(m, sequencer.flush, operations.inputs[3])
         if config.metadata:
-            connect(m, self._metadata.operation, operations.inputs[3])
+            connect(m, self._metadata.operation, operations.inputs[4])
         connect(m, operations.output, skid.input)
         connect(m, skid.output, drives.operation)
         connect(m, self._dispatch.load_read, drives.load_read)
@@ -303,9 +306,11 @@ class Core(wiring.Component):
         of_row = ended.payload.owner == Owner.ROW
         of_command = ended.payload.owner == Owner.COMMAND
         of_flush = ended.payload.opcode == Opcode.FLUSH
+        of_flusher, for_rows = ended.payload.owner == Owner.FLUSHER, ended.payload.place[0]
         routes = [
             (of_row, self._sequencer.finished),
-            (ended.payload.owner == Owner.FLUSHER, self._flusher.finished),
+            (of_flusher & ~for_rows, self._flusher.finished),
+            (of_flusher & for_rows, self._sequencer.flushed),
             (of_command & of_flush, tracker.flushed),
             (of_command & ~of_flush, tracker.read_failed),
         ]
@@ -394,7 +399,10 @@ class Core(wiring.Component):
         connect(m, metadata.line_read, page_read.users[1])
         connect(m, line_write, page_write.inputs[0])
         connect(m, metadata.line_write, page_write.inputs[1])
-        m.d.comb += metadata.page_line.eq(self._config.lines - 1)
+        m.d.comb += [
+            metadata.page_line.eq(self._config.lines - 1),
+            metadata.first_line.eq(self._config.free_lines),
+        ]
         return page_read.line_read, page_write.output
 
     def _connect_table_reads(self, m: Module) -> None:
@@ -418,8 +426,8 @@ class Core(wiring.Component):
             geometries += list(self._background.geometry_read)
             members.append(self._background.member_read)
         if config.metadata:
-            geometries.append(self._metadata.geometry_read)
-            members.append(self._metadata.member_read)
+            geometries += list(self._metadata.geometry_read)
+            members += list(self._metadata.member_read)
             volumes += [self._metadata.volume_read, self._withheld.volume_read]
         for users, ports in (
             (geometries, tables.geometry_read),
@@ -446,10 +454,8 @@ class Core(wiring.Component):
         ]
 
     def _connect_flushes(self, m: Module) -> None:
-        """Drives that are flushed before the power goes, or the cache is switched off, or for rows.
-        """
+        """Drives that are flushed before the power goes, or as the cache is switched off."""
         front_end, tables, flusher = self._front_end, self._tables, self._flusher
-        sequencer = self._sequencer
         flush_all, flush_cache = self._flush_all, self._flush_cache
         drives = tables.drives
         if self._config.metadata:
@@ -469,8 +475,6 @@ class Core(wiring.Component):
             ]
         else:
             connect(m, asked, flush_cache.request)
-        connect(m, sequencer.flush, flusher.ask[2])
-        connect(m, flusher.told[2], sequencer.flushed)
         if self._config.background:
             arrays = self._background.arrays
             has_failed = arrays.states[::2] & arrays.states[1::2]
@@ -539,8 +543,8 @@ class Core(wiring.Component):
             connect(m, front_end.table_changes, background.changes)
             connect(m, background.table_changes, tables.changes)
         connect(m, tables.rewind, background.rewind)
-        connect(m, tables.flush, flusher.ask[3])
-        connect(m, flusher.told[3], tables.flushed)
+        connect(m, tables.flush, flusher.ask[2])
+        connect(m, flusher.told[2], tables.flushed)
         connect(m, front_end.report, background.report)
         connect(m, front_end.slots, background.slots)
         connect(m, front_end.tellings, background.tellings)
@@ -631,7 +635,14 @@ class Core(wiring.Component):
             metadata.volume_exists.eq(tables.volume_exists),
             metadata.wanted.eq(front_end.wanted),
             front_end.unready.eq(~metadata.ready),
+            metadata.now.eq(self.now),
+            metadata.whole.eq(self._background.whole),
         ]
+        if self._config.durable_marks:
+            connect(m, metadata.marks, self._background.marks)
+            connect(m, metadata.load, self._background.load)
+            connect(m, metadata.follow, self._background.follow)
+            connect(m, metadata.lets, self._sequencer.lets)
         for port, capacity in zip(self.drives, metadata.capacity, strict=True):
             m.d.comb += capacity.eq(port.capacity)
 

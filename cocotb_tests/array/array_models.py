@@ -40,7 +40,9 @@ FLUSH_IGNORES = {
 """Fields without a meaning in a `hdl.flow.operation.operation` that is a FLUSH."""
 
 
-def flush_operation(*, port: int, owner: Owner, index: int = 0, restarts: int = 0) -> dict:
+def flush_operation(
+    *, port: int, owner: Owner, index: int = 0, place: int = 0, restarts: int = 0
+) -> dict:
     """The FLUSH of a drive, which had restarted so often before, for `check_fields`."""
     recover = {"tried": restarts, "copy": ANY, "ordered": ANY, "era": ANY}
     return {
@@ -49,6 +51,7 @@ def flush_operation(*, port: int, owner: Owner, index: int = 0, restarts: int = 
         "recover": recover,
         "owner": owner,
         "index": index,
+        "place": place,
         "restarts": ANY,
         "line": ANY,
     }

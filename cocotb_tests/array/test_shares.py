@@ -708,7 +708,7 @@ def test_sizes():
         walks = config.walk_window + 16
         assert blocks + walks <= min(config.rows, config.commands), name
         assert blocks + lines + config.line_reserve <= config.lines, name
-        assert 4 * blocks + lines + config.ports <= config.operations, name
+        assert 4 * blocks + lines + 2 * config.ports <= config.operations, name
 
 
 @pytest.mark.parametrize(
@@ -718,7 +718,7 @@ def test_sizes():
         ({"queue_depth": 64}, "2 x 63: there are 64"),
         ({"rows": 32}, "8 blocks on their way for each of 4 arrays, 32: rows are enough for 14"),
         ({"commands": 32, "queue_depth": 16}, "32: commands are enough for 14"),
-        ({"operations": 128}, "32: operations are enough for 2"),
+        ({"operations": 128}, "32: operations are enough for 1"),
         ({"arrays": 8}, "8 arrays, 64: rows are enough for 46"),
         (
             {"lines": 64, "ports": 8},

@@ -2,7 +2,7 @@
 
 import os
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import cocotb
 import pytest
@@ -25,9 +25,11 @@ from hdl.background.intent import Intent, tally
 from hdl.background.rows import array_row, stretch
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.host_command import Status, completion
-from hdl.flow.intention import flushing, intention
+from hdl.flow.intention import flushing, intention, marked_row
+from hdl.flow.marks import marks_address, marks_word
 
 CONFIG = Config(rows=16, commands=16, arrays=4, intent_chunks=64)
+DURABLE = replace(CONFIG, metadata=True, lines=64)
 ROWS = (20, 64, 1000, (1 << 39) + 12345)
 """Of each array: fewer than chunks, as many, more, very many."""
 
@@ -359,8 +361,115 @@ async def keeps_its_rate(dut):
     assert cycles <= EVENT_CYCLES * events / 2
 
 
+async def begin_durable(dut) -> None:
+    """Array 1 has 8 rows a chunk."""
+    await start(dut)
+    await cycles_pass(dut.clk, 300)
+    dut.optimal.value = 0
+    dut.judged_array.value, dut.judged_rows.value = 1, 8 * DURABLE.intent_chunks
+    dut.judged.value = 1
+    await RisingEdge(dut.clk)
+    dut.judged.value = 0
+
+
+async def is_marked(dut, array: int, chunk: int) -> bool:
+    """As those see it who keep the marks on the drives: the older plane first."""
+    found = 0
+    newer = sample(dut.marks__planes) >> array & 1
+    for plane in (1 - newer, newer):
+        dut.marks__read__address.value = pack(
+            marks_address(DURABLE), word=chunk // 32, array=array, plane=plane
+        )
+        await cycles_pass(dut.clk, 2)
+        found |= sample(dut.marks__read__data)
+    return bool(found >> chunk % 32 & 1)
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def tells_who_asks(dut):
+    """Whoever asks is told, in their order, once the row is marked. Nobody else is."""
+    generator = random.Random(int(os.environ["SEED"]))
+    begun = StreamSource(dut, "writes__begun", layout=intention(DURABLE), active=0.7)
+    told = StreamSink(dut, "marks__marked", layout=marked_row(DURABLE), active=0.5)
+    await begin_durable(dut)
+    expected = []
+    for slot in range(DURABLE.rows):
+        row = generator.randrange(8 * DURABLE.intent_chunks)
+        # A row that is noted already is told as well.
+        for asks in generator.choice(((0,), (1,), (0, 1), (1, 1))):
+            begun.send(slot=slot, array=1, row=row, asks=asks)
+            if asks:
+                expected.append((slot, row // 8))
+    for slot, chunk in expected:
+        one = await told.receive()
+        assert (one.slot, one.array, one.chunk) == (slot, 1, chunk)
+        assert await is_marked(dut, 1, chunk), f"chunk {chunk} is not marked"
+    await cycles_pass(dut.clk, 200)
+    assert not sample(dut.marks__marked__valid) and not sample(dut.busy)
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def adds_what_is_loaded(dut):
+    """Marks that the drives have are added to those that there are, and counted once."""
+    generator = random.Random(int(os.environ["SEED"]))
+    begun = StreamSource(dut, "writes__begun", layout=intention(DURABLE))
+    load = StreamSource(dut, "load", layout=marks_word(DURABLE))
+    await begin_durable(dut)
+    wanted = set()
+    for slot in range(8):
+        chunk = generator.randrange(DURABLE.intent_chunks)
+        begun.send(slot=slot, array=1, row=8 * chunk, asks=0)
+        wanted.add(chunk)
+    for word in range(DURABLE.intent_chunks // 32):
+        marks = generator.getrandbits(32) & generator.getrandbits(32)
+        load.send(word=word, array=1, marks=marks)
+        wanted |= {32 * word + bit for bit in range(32) if marks >> bit & 1}
+    await begun.drained()
+    await load.drained()
+    await cycles_pass(dut.clk, 60)
+    for chunk in range(DURABLE.intent_chunks):
+        assert await is_marked(dut, 1, chunk) == (chunk in wanted), chunk
+    dut.tally_read__address.value = 1
+    await cycles_pass(dut.clk, 3)
+    assert unpack(tally(DURABLE), sample(dut.tally_read__data)).marked == len(wanted)
+
+
+DURABLE_TESTS = ["tells_who_asks", "adds_what_is_loaded"]
+TESTS = [
+    "forgets_nothing", "drops_what_is_flushed", "marks_what_begins_after_a_sweep", "keeps_its_rate"
+]  # fmt: skip
+
+
+def test_marks_for_drives():
+    simulate(
+        Intent(config=DURABLE),
+        name="intent_durable",
+        module=__name__,
+        testcase=DURABLE_TESTS,
+        parameters={"SEED": "1"},
+    )
+
+
+class TellsTooSoon(Intent):
+    """Planted bug: who asks is told before the row is marked."""
+
+    def _store(self, m, plane, word, marks) -> None:
+        with m.If(~self._asks):
+            super()._store(m, plane, word, marks)
+
+
+def test_who_is_told_too_soon_is_found():
+    with pytest.raises(SimulationError, match="failed: tells_who_asks"):
+        simulate(
+            TellsTooSoon(config=DURABLE),
+            name="intent_durable_TellsTooSoon",
+            module=__name__,
+            testcase=DURABLE_TESTS,
+        )
+
+
 def test_intent():
-    simulate(Intent(config=CONFIG), name="intent", module=__name__)
+    simulate(Intent(config=CONFIG), name="intent", module=__name__, testcase=TESTS)
 
 
 def test_sizes_are_checked():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from amaranth.lib import wiring
 
 from cocotb_tests.native.native_jobs import POLL_NS
+from cocotb_tests.native.native_marks import check_marks
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config
 from hdl.flow.geometry import Level
@@ -37,6 +38,7 @@ CONFIG = Config(
     volumes=4,
     transfer_blocks=8,
     walk_window=4,
+    intent_chunks=32,
     command_timeout_ms=3,
     abort_timeout_ms=1,
     metadata=True,
@@ -194,6 +196,7 @@ class Lives:
                 {block: harness.read_drive(port, block) for block in harness.written_blocks(port)}
                 for port in range(CONFIG.ports)
             ]
+            self.seen += check_marks(self.images, DRIVE.capacity)
 
     def branches(self, count: int) -> Iterator[int]:
         """Goes back so often to the drives, and to what the host knows, as they are now."""

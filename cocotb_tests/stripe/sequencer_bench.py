@@ -129,6 +129,7 @@ class Bench:
         self.drives.wants_more = self._wants_more
         self.drives.gives_up = self.fail
         self.drives.may_flush = self._may_flush
+        self.drives.array = ARRAY
         self.drives.redundant = array.parities > 0 or array.mirrored
         self.parity = ParityModel(dut, config, self.lines, active=active, seed=seed)
         self.allocator = Allocator(

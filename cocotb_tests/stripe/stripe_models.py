@@ -14,6 +14,8 @@ import cocotb
 from cocotb.triggers import Event, RisingEdge
 from cocotb.utils import get_sim_time
 
+from cocotb_tests.array.array_models import FLUSH_IGNORES, flush_operation
+from cocotb_tests.fields import check_fields
 from cocotb_tests.streams import (
     Packing,
     StreamSink,
@@ -342,8 +344,8 @@ class DrivesModel:
     as they were flushed. What the controller has made unreadable is in ``marked``. What of that was
     not flushed since is in ``spoilt``: a power cut makes it readable again. ``flush_errors``:
     chance that a drive ends a FLUSH with an error. One in ``gone`` is reported on ``gives_up``
-    then, as the tables find out by themselves. ``flushing`` is called in each FLUSH. ``may_flush``
-    says of a port whether a row may need its FLUSH.
+    then, as the tables find out by themselves. ``flushing`` is called in each FLUSH, with its
+    number. ``may_flush`` says of a port whether a row of ``array`` may need its FLUSH.
     ``redundant``: reads may be had elsewhere. One that is dated otherwise than its port's
     ``restarts`` ends with ABORTED and is not done.
     """
@@ -360,8 +362,9 @@ class DrivesModel:
         self.spoilt: set[tuple[int, int]] = set()
         self.flush_errors = 0.0
         self.flushes = 0
+        self.array = 0
         self.ended_at: dict[int, float] = {}  # the last operation of each row slot
-        self.flushing: Callable[[], None] = lambda: None
+        self.flushing: Callable[[int], None] = lambda number: None
         self.gives_up: Callable[[int], None] = lambda port: None
         self.may_flush: Callable[[int], bool] = lambda port: True
         self.distrusted: set[tuple[int, int]] = set()
@@ -388,7 +391,7 @@ class DrivesModel:
         self.restarts: Counter[int] = Counter()
         self.counts: Counter = Counter()
         self.outstanding = 0
-        self.outstanding_flush = False
+        self.flushed_now: set[int] = set()
         self.latency = latency
         self._random = random.Random(f"{seed}/drives")
         self._clock = dut.clk
@@ -417,39 +420,57 @@ class DrivesModel:
             callback=self._take,
             ignores=OPERATION_IGNORES,
         )
-        self._told = StreamSource(dut, "flushed", active=active, seed=seed)
+        self._told = StreamSource(
+            dut, "flushed", layout=finished(config), active=active, seed=seed
+        )
         StreamSink(
             dut,
             "flush",
-            active=0.01,  # others ask as well
+            layout=operation(config),
+            active=0.05,  # others ask as well
             seed=seed,
-            callback=lambda ports: cocotb.start_soon(self._flush(ports)),
+            callback=lambda one: cocotb.start_soon(self._flush(one)),
+            ignores=FLUSH_IGNORES,
         )
 
-    async def _flush(self, ports: int) -> None:
-        """As `hdl.drive.flusher.Flusher`: one request at a time, of some ports at least."""
-        assert ports and not self.outstanding_flush, f"flush of {ports:b}"
-        for port in range(ports.bit_length()):
-            assert not ports >> port & 1 or self.may_flush(port), f"no row needs port {port}"
-        self.outstanding_flush = True
+    async def _flush(self, one) -> None:
+        """A FLUSH of a drive for rows of an array. It ends at any time."""
+        port = one.port
+        wanted = flush_operation(
+            port=port,
+            owner=Owner.FLUSHER,
+            index=self.array,
+            place=1,
+            restarts=self.restarts[port],
+        )
+        check_fields(one, {**wanted, "alone": 1}, "the FLUSH of a drive for rows")
+        assert port not in self.flushed_now, f"port {port} is asked again"
+        assert self.may_flush(port), f"no row needs port {port}"
+        self.flushed_now.add(port)
         self.flushes += 1
+        number, status = self.flushes, DriveStatus.GOOD
         held, before, spoilt = dict(self.blocks), dict(self.stored), set(self.spoilt)
         await cycles_pass(self._clock, self._random.randrange(1, 2 * self.latency))
-        self.flushing()
-        told = 0
-        for port in range(ports.bit_length()):
-            if not ports >> port & 1:
-                continue
-            if port in self.gone:
-                self.gives_up(port)
-            elif self._random.random() >= self.flush_errors:
-                told |= 1 << port
-                for key, block in held.items():
-                    if key[0] == port and self.stored.get(key) == before.get(key):
-                        self.stored[key] = block
-                self.spoilt -= {key for key in spoilt if key[0] == port}
-        self.outstanding_flush = False
-        self._told.send(told)
+        self.flushing(number)
+        if port in self.gone:
+            self.gives_up(port)
+            status = DriveStatus.GONE
+        elif self._random.random() < self.flush_errors:
+            status = DriveStatus.MEDIUM_ERROR
+        else:
+            for key, block in held.items():
+                if key[0] == port and self.stored.get(key) == before.get(key):
+                    self.stored[key] = block
+            self.spoilt -= {key for key in spoilt if key[0] == port}
+        self.flushed_now.discard(port)
+        self._told.send(
+            port=port,
+            opcode=one.opcode,
+            owner=one.owner,
+            index=one.index,
+            place=one.place,
+            status=status,
+        )
 
     def store(self, port: int) -> None:
         """The drive has been flushed."""

@@ -280,9 +280,9 @@ async def fails_drives_that_refuse_writes(dut):
     assert bench.failed == refusing and len(refusing) == tolerated
 
 
-def restart_in_flush(bench: Bench, number: int) -> None:
+def restart_in_flush(bench: Bench, number: int, now: int) -> None:
     """Drives restart in flush ``number``."""
-    if bench.drives.flushes == number:
+    if now == number:
         bench.step_era()
 
 
@@ -299,7 +299,7 @@ async def stores_what_blocks_are_worked_out_from(dut):
     while done < 3 or len(ways) < 5 or len(faults) < 2 or bench.left_behind < 6:
         assert bench.retired < 4000, f"{done} times, {ways}, {faults}, {bench.left_behind}"
         bench.write_faults = 0
-        drives.write_errors, drives.flush_errors, drives.flushing = 0.0, 0.0, lambda: None
+        drives.write_errors, drives.flush_errors, drives.flushing = 0.0, 0.0, lambda number: None
         bench.wishes.random = few
         bench.revive()
         for kept in (drives.blocks, drives.unreadable, bench.rows, bench.torn):
@@ -378,7 +378,7 @@ async def fails_only_what_needs_a_flush(dut):
     bench.drives.flush_errors = 1.0
     entry, port = await refused_with_fua(bench, some_rows(6)[3], 1)
     await bench.settle()
-    assert bench.drives.flushes == 1 and bench.failed <= {port}
+    assert bench.drives.flushes == bench.array.data - 2 and bench.failed <= {port}
     assert entry.statuses == [Status.WRITE_FAULT, Status.SUCCESS]
 
 
@@ -433,7 +433,7 @@ async def judges_while_a_rebuild_ends(dut):
         # It has been rebuilt; what it has is in its cache.
         bench.make_stale(new, foreign=False)
 
-        def trust() -> None:
+        def trust(number: int) -> None:
             bench.stale.clear()
             dut.drives__stale.value = 0
 
@@ -641,7 +641,12 @@ class SkipsFlushes(RowFlushes):
         m = Module()
         m.submodules.rows = rows = Queue(self.request.payload.shape(), 8)
         connect(m, flipped(self.request), rows.input)
-        connect(m, rows.output, flipped(self.done))
+        m.d.comb += [
+            self.done.valid.eq(rows.output.valid),
+            self.done.payload.slot.eq(rows.output.payload.slot),
+            self.done.payload.ports.eq(rows.output.payload.ports),
+            rows.output.ready.eq(self.done.ready),
+        ]
         return m
 
 

@@ -18,10 +18,12 @@ from hdl.flow.array_state import ArrayStatus
 from hdl.flow.drive_states import DriveDecisions, DriveStates
 from hdl.flow.intention import WriteEvents
 from hdl.flow.manage import Changes, ManageOpcode, ManageStatus, MigrationEnd, manage_request
+from hdl.flow.marks import Marks, marks_word
 from hdl.flow.reference import Blame, SlotEvents, Tellings
 from hdl.flow.report import ReportAccess, Section
 from hdl.flow.table_read import geometry_read, member_read, migration_read
 from hdl.flow.walk import walk, walked
+from hdl.kit.pulse import Pulse
 from hdl.kit.table import TableRead
 
 
@@ -68,6 +70,10 @@ class Background(wiring.Component):
         First row of an array that may not be in sync, for the same.
     writes
         Rows that are written, and flushes. Of no use without `Config.intent_chunks`.
+    marks, load, follow
+        With `Config.durable_marks`: those of `hdl.background.intent.Intent`, and of `Jobs`.
+    whole
+        One bit per array. Rows of it that are not marked may be out of sync as well.
     host_active
         There is a host command.
     geometry_read
@@ -108,6 +114,10 @@ class Background(wiring.Component):
                 "boundary_read": In(boundary_read).array(2),
                 "sync_read": In(boundary_read).array(2),
                 "writes": In(WriteEvents(config)),
+                "marks": In(Marks(config)),
+                "load": In(stream.Signature(marks_word(config))),
+                "follow": In(Pulse(config.array_bits)),
+                "whole": Out(config.arrays),
                 "host_active": In(1),
                 "geometry_read": Out(geometry_read(config)).array(2),
                 "member_read": Out(member_read(config)),
@@ -130,6 +140,9 @@ class Background(wiring.Component):
 
         self._made = Signal(manage_request(config))  # the change that the tables make
         self._rescan = Signal()
+        # An array has been brought up of which drives must be rebuilt, and its rows are not marked.
+        self._unmarked = Signal()
+        self._unmarked_array = Signal(config.array_bits)
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -154,7 +167,8 @@ class Background(wiring.Component):
         parts = (
             self._states, self._supervisor, self._jobs, self._walker, self._pace, self._intent
         )  # fmt: skip
-        m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any() | self._rescan)
+        works = Cat(part.busy for part in parts).any() | self._rescan | self._unmarked
+        m.d.comb += self.busy.eq(works)
         return m
 
     def _connect_changes(self, m: Module) -> None:
@@ -162,7 +176,7 @@ class Background(wiring.Component):
 
         The tables make no change while a bitmap is swept for the one before.
         """
-        supervisor, sweeping = self._supervisor, self._intent.sweeping
+        supervisor, sweeping = self._supervisor, self._intent.sweeping | self._unmarked
         request, wanted = self.table_changes.request, supervisor.table_changes.request
         connect(m, flipped(self.changes), supervisor.changes)
         connect(m, flipped(self.table_changes.response), supervisor.table_changes.response)
@@ -278,7 +292,12 @@ class Background(wiring.Component):
         connect(m, flipped(self.writes), intent.writes)
         connect(m, jobs.ask, intent.ask)
         connect(m, intent.answer, jobs.answer)
+        if self._config.durable_marks:
+            connect(m, flipped(self.marks), intent.marks)
+            connect(m, flipped(self.load), intent.load)
+            connect(m, flipped(self.follow), jobs.follow)
         m.d.comb += [
+            self.whole.eq(jobs.control.unsynced & ~jobs.torn),
             # Nothing is dropped while a drive may have lost what it was thought to have, and none
             # of what a RESYNC will follow.
             intent.optimal.eq(
@@ -295,7 +314,11 @@ class Background(wiring.Component):
         ]
 
     def _connect_new_marks(self, m: Module) -> None:
-        """Nothing of a new array is marked, and all of an array that has a new member."""
+        """Nothing of a new array is marked, and all of an array that has a new member.
+
+        So it is with an array that is brought up with members that must be rebuilt. How many rows
+        it has is known once it has been judged.
+        """
         intent, made, response = self._intent, self._made, self.table_changes.response
         done = response.valid & response.ready & (response.payload.status == ManageStatus.DONE)
         creates = made.opcode == ManageOpcode.CREATE_ARRAY
@@ -307,6 +330,15 @@ class Background(wiring.Component):
             intent.fill.eq(done & ((made.opcode == ManageOpcode.REPLACE) | half_migrated)),
             intent.named.eq(Mux(creates, response.payload.index, made.array)),
         ]
+        if self._config.metadata and self._config.intent_chunks:
+            with m.If(done & creates & made.placed & ~made.complete):
+                m.d.sync += [
+                    self._unmarked.eq(1),
+                    self._unmarked_array.eq(response.payload.index),
+                ]
+            with m.If(self._unmarked & self._states.verdicts.settled & ~intent.sweeping):
+                m.d.comb += [intent.fill.eq(1), intent.named.eq(self._unmarked_array)]
+                m.d.sync += self._unmarked.eq(0)
 
     def _connect_report(self, m: Module) -> None:
         """What the host reads: arrays and their jobs, and findings."""

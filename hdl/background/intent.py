@@ -8,13 +8,10 @@ from hdl.background.epochs import Epochs
 from hdl.background.rows import array_row, stretch
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.intention import WriteEvents, intention
+from hdl.flow.marks import BIT_BITS, WORD_BITS, Marks, chunk_shift, marks_word
 from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table, TableRead
-
-BIT_BITS = 5
-WORD_BITS = 1 << BIT_BITS
-"""Chunks of a word of the bitmap."""
 
 EVENTS = 16
 """Events that wait while a bitmap is swept or searched."""
@@ -65,6 +62,8 @@ def _ports(config: Config) -> dict:
         "ask": In(stream.Signature(array_row(config))),
         "answer": Out(stream.Signature(stretch())),
         "tally_read": In(TableRead(config.array_bits, tally(config))),
+        "marks": In(Marks(config)),
+        "load": In(stream.Signature(marks_word(config))),
         "sweeping": Out(1),
         "busy": Out(1),
     }
@@ -120,6 +119,10 @@ class Intent(wiring.Component):
         none. Marks that were made before the question are seen.
     tally_read
         `tally` of an array, for the host.
+    marks
+        With `Config.durable_marks`: for who keeps them on the drives.
+    load
+        With `Config.durable_marks`: marks that the drives of an array have. They are added.
     sweeping
         A bitmap is to be wiped or filled.
     busy
@@ -139,7 +142,8 @@ class Intent(wiring.Component):
         self._epochs = Epochs(config=config)
         # Marks: a word of a plane of an array. What each row slot writes. Each array's last row,
         # and its number of marked chunks, both for the machine and for the host.
-        self._marks = Table(WORD_BITS, 2 * config.arrays * self._words)
+        self._durable = config.durable_marks
+        self._marks = Table(WORD_BITS, 2 * config.arrays * self._words, reads=1 + self._durable)
         self._flights = Table(flight(config), config.rows)
         self._lasts = Table(BLOCK_NUMBER_BITS, config.arrays, reads=2)
         self._counts = Table(chunk + 1, config.arrays, reads=2)
@@ -159,6 +163,7 @@ class Intent(wiring.Component):
         self._row = Signal(BLOCK_NUMBER_BITS)
         self._beyond = Signal()  # the row is after the array's last
         self._written = Signal(flight(config))
+        self._asks = Signal()  # who begins it waits for the mark
         # log2 of the rows of a chunk, the chunk of the row, and which plane has the newer marks.
         self._shift = Signal(range(BLOCK_NUMBER_BITS))
         self._chunk = Signal(chunk)
@@ -202,6 +207,10 @@ class Intent(wiring.Component):
             self._test(m)
             self._stretch(m)
             self._fold(m)
+            if self._durable:
+                self._connect_marks(m)
+                self._tell(m)
+                self._load(m)
             m.d.comb += self.busy.eq(
                 ~self._waits(fsm)
                 | self._epochs.busy
@@ -235,22 +244,13 @@ class Intent(wiring.Component):
             lasts.reads[1].address.eq(asked),
             counts.reads[1].address.eq(asked),
             shown.marked.eq(counts.reads[1].data),
-            shown.shift.eq(self._shift_for(m, lasts.reads[1].data, "shown_shift")),
+            shown.shift.eq(chunk_shift(m, lasts.reads[1].data, self._config, "shown_shift")),
             flights.reads[0].address.eq(self._slot),
             flights.write.address.eq(self._slot),
             lasts.reads[0].address.eq(self._array),
             counts.reads[0].address.eq(self._array),
             counts.write.address.eq(self._array),
         ]
-
-    def _shift_for(self, m: Module, last_row: Value, name: str) -> Signal:
-        """log2 of the rows of a chunk, combinational."""
-        chunk_bits = self._config.chunk_bits
-        found = Signal(range(BLOCK_NUMBER_BITS), name=name)
-        for bit in range(chunk_bits, BLOCK_NUMBER_BITS):
-            with m.If(last_row[bit]):
-                m.d.comb += found.eq(bit + 1 - chunk_bits)
-        return found
 
     def _queue_events(self, m: Module) -> None:
         """Rows that begin or retire wait in one queue. Those that retire go first."""
@@ -325,6 +325,7 @@ class Intent(wiring.Component):
                 self._array.eq(waiting.row.array),
                 self._row.eq(waiting.row.row),
                 self._chunk.eq(0),
+                self._asks.eq(~waiting.retires & waiting.row.asks),
             ]
             with m.If(self._sweeps):
                 m.d.sync += [self._array.eq(self._sweep_array), self._task.eq(Task.FILL)]
@@ -348,6 +349,14 @@ class Intent(wiring.Component):
                 with m.If(self._fold_word == 0):
                     m.d.sync += self._drops.eq(epochs.drops)
                 m.next = "FOLD"
+            if self._durable:
+                loaded = self.load.payload.array
+                with m.Elif(self.load.valid):
+                    m.d.sync += [
+                        self._array.eq(loaded),
+                        self._newer.eq(epochs.planes.bit_select(loaded, 1)),
+                    ]
+                    m.next = "LOAD"
 
     def _measure(self, m: Module) -> None:
         """The states LOOK and MEASURE: how large the chunks of the array are."""
@@ -357,7 +366,7 @@ class Intent(wiring.Component):
 
         with m.State("MEASURE"):
             m.d.sync += [
-                self._shift.eq(self._shift_for(m, last_row, "measured")),
+                self._shift.eq(chunk_shift(m, last_row, self._config, "measured")),
                 self._written.eq(self._flights.reads[0].data),
                 self._beyond.eq(self._row > last_row),
             ]
@@ -392,6 +401,7 @@ class Intent(wiring.Component):
                     ]
                     with m.If(written.any):
                         m.next = "REST"
+                        self._answer(m)
                 with m.Case(Task.RETIRE):
                     m.d.comb += [flights.write.enable.eq(1), epochs.retires.eq(written.any)]
                     m.d.sync += [
@@ -432,6 +442,7 @@ class Intent(wiring.Component):
                 counts.write.enable.eq(((bits | self._read) & mark) == 0),
             ]
             m.next = "REST"
+            self._answer(m)
 
     def _sweep(self, m: Module) -> None:
         """The states COUNT to SWEEP-OLDER: all marks of an array, or none."""
@@ -554,6 +565,59 @@ class Intent(wiring.Component):
                 m.d.comb += self._epochs.closed.eq(1)
                 m.d.sync += [word.eq(0), self._folds.eq(0)]
 
+    def _connect_marks(self, m: Module) -> None:
+        """What those see who keep the marks on the drives."""
+        marks, epochs = self.marks, self._epochs
+        told = marks.marked.payload
+        m.d.comb += [
+            self._marks.reads[1].address.eq(marks.read.address),
+            marks.read.data.eq(self._marks.reads[1].data),
+            marks.planes.eq(epochs.planes),
+            marks.dropped.valid.eq(epochs.closed & self._drops),
+            marks.dropped.payload.eq(self._array),
+            told.slot.eq(self._slot),
+            told.array.eq(self._array),
+            told.chunk.eq(self._chunk),
+        ]
+
+    def _answer(self, m: Module) -> None:
+        """Ends a state, after the row has been marked: whoever asks is told."""
+        if self._durable:
+            with m.If((self._task == Task.BEGIN) & self._asks):
+                m.next = "TELL"
+
+    def _tell(self, m: Module) -> None:
+        """The state TELL: the row is marked, and asks."""
+        with m.State("TELL"):
+            m.d.comb += self.marks.marked.valid.eq(1)
+            with m.If(self.marks.marked.ready):
+                m.next = "REST"
+
+    def _load(self, m: Module) -> None:
+        """The states LOAD to LOAD-COUNT: a word of marks is added to the newer ones."""
+        given, newer, bits, counts = self.load, self._newer, self._bits, self._counts
+        word, marks = given.payload.word, given.payload.marks
+        with m.State("LOAD"):
+            self._look(m, newer, word)
+            m.next = "LOAD-OLDER"
+
+        with m.State("LOAD-OLDER"):
+            self._look(m, ~newer, word)
+            m.d.sync += bits.eq(self._read)
+            m.next = "LOAD-STORE"
+
+        with m.State("LOAD-STORE"):
+            self._store(m, newer, word, bits | marks)
+            m.d.comb += self._lost.eq(marks & ~(bits | self._read))
+            m.next = "LOAD-COUNT"
+
+        with m.State("LOAD-COUNT"):
+            m.d.comb += [
+                given.ready.eq(1),
+                *counts.store(data=counts.reads[0].data + self._losses),
+            ]
+            m.next = "REST"
+
     def _waits(self, fsm) -> Value:
         """It waits for somebody else."""
         events = self._events
@@ -563,6 +627,7 @@ class Intent(wiring.Component):
             & ~self.ask.valid
             & ~self._folds
             & ~self._epochs.over
+            & ~self.load.valid
         )
         filling = (events.level != 0) | events.input.valid
         return (fsm.ongoing("REST") & idle & ~filling) | (

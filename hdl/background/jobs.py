@@ -11,6 +11,7 @@ from hdl.config import BLOCK_NUMBER_BITS, TIME_BITS, Config
 from hdl.flow.array_state import ArrayVerdicts
 from hdl.flow.manage import MigrationEnd
 from hdl.flow.walk import WalkKind, WalkResult
+from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table, TableRead
 
 SLICE_ROWS = 256
@@ -76,8 +77,9 @@ class Jobs(wiring.Component):
     its rows at once, and the drives are flushed again. A REBUILD cannot if the drive that it
     rebuilt is trusted, as nothing is left to rebuild.
 
-    An array that was in sync and is not any more (DOUBT) is ``torn``. A RESYNC of it follows the
-    marks, as a REBUILD does. So its marks must not be dropped.
+    An array that was in sync and is not any more (DOUBT) is ``torn``. So is one that is brought up
+    with the marks of what was being written (``follow``). A RESYNC of it follows the marks, as a
+    REBUILD does. So its marks must not be dropped.
 
     A CHECK of every row that is DONE proves an array that was ASSUMED if it found nothing and all
     drives are there. A RESYNC or ZERO of every row proves it as well, once it counts as in sync.
@@ -132,6 +134,8 @@ class Jobs(wiring.Component):
         `Config.intent_chunks` nothing is asked and all rows are walked.
     answer
         These rows.
+    follow
+        With `Config.durable_marks`, a pulse: this array is ``torn``, if it is not in sync.
     now
         Time in cycles.
     busy
@@ -162,6 +166,7 @@ class Jobs(wiring.Component):
                 "now": In(TIME_BITS),
                 "ask": Out(stream.Signature(array_row(config))),
                 "answer": In(stream.Signature(stretch())),
+                "follow": In(Pulse(config.array_bits)),
                 "busy": Out(1),
             }
         )
@@ -231,6 +236,10 @@ class Jobs(wiring.Component):
             self._settle(m)
             self._hand_over(m)
             m.d.comb += self.busy.eq(~self._waits(fsm) | self.rewind.valid)
+        if self._config.durable_marks:
+            followed = self.follow.payload
+            with m.If(self.follow.valid & self.control.unsynced.bit_select(followed, 1)):
+                m.d.sync += self.torn.bit_select(followed, 1).eq(1)
         self._conclude(m)
         return m
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hdl.config.checks import power_of_two
-from hdl.config.sizes import bits_for_count
+from hdl.config.sizes import MOST_STORED_CHUNKS, bits_for_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,15 @@ class Background:
             raise ValueError("intent_chunks needs background, which rebuilds")
         if self.metadata and not self.background:
             raise ValueError("metadata needs background, which makes rows consistent")
+        if self.metadata and chunks > MOST_STORED_CHUNKS:
+            raise ValueError(
+                f"metadata has room for {MOST_STORED_CHUNKS} intent_chunks, not for {chunks}"
+            )
 
     @property
-    def page_lines(self) -> int:
-        """Lines, the last ones, that are not handed out, because pages of metadata pass through."""
-        return int(self.metadata)
+    def durable_marks(self) -> bool:
+        """The write-intent bitmap lives on the drives."""
+        return self.metadata and self.intent_chunks > 0
 
     @property
     def chunk_bits(self) -> int:

@@ -59,6 +59,12 @@ class Shares(DataPath, Nvme, Arrays, Drives, Background):
         return min(2 * self.ports + LINE_USERS, self.free_lines - LINE_USERS)
 
     @property
+    def page_lines(self) -> int:
+        """Lines, the last ones, that are not handed out, because pages of metadata pass through:
+        the bitmap of each array, and the very last one for all other pages."""
+        return int(self.metadata) + (self.arrays if self.durable_marks else 0)
+
+    @property
     def free_lines(self) -> int:
         """Lines that are handed out. They are the first ones."""
         return self.lines - self.page_lines
@@ -83,11 +89,12 @@ class Shares(DataPath, Nvme, Arrays, Drives, Background):
 
         A block needs a row slot, a place to be parked, a line, and `OPERATIONS_PER_BLOCK` drive
         operations. Walks need row slots and places as well. Beyond the operations of its blocks,
-        all rows have at most `shared_lines` operations. Each drive has one flush of the controller
-        itself.
+        all rows have at most `shared_lines` operations. Each drive has two flushes of the
+        controller itself, one of them for rows, and with `durable_marks` a page.
         """
         walks = self.walk_window + MENDED + LEAVING if self.background else 0
-        operations = self.operations - self.shared_lines - self.ports
+        operations = self.operations - self.shared_lines
+        operations -= (2 + self.durable_marks) * self.ports
         return {
             "rows": self.rows - walks,
             "commands": self.commands - walks,

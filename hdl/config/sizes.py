@@ -29,6 +29,10 @@ DATA_OFFSET_BLOCKS = 256
 MOST_STORED_VOLUMES = 64
 """Volumes of a controller whose arrays live on their drives: so many have room in a list."""
 
+MOST_STORED_CHUNKS = 1 << 14
+"""Chunks of the write-intent bitmap of an array that lives on its drives: so many have room in a
+page."""
+
 PIECES = 8
 """Pieces of a block that can be worked out one by one while the rest of it is still landing."""
 

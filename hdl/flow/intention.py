@@ -5,13 +5,26 @@ from amaranth.lib.wiring import Out
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.host_command import completion
+from hdl.kit.optional import optional
 
 
 def intention(config: Config) -> data.StructLayout:
     """Row ``row`` of ``array`` is about to be written, in row slot ``slot``, until the slot
-    retires."""
+    retires.
+
+    With ``asks`` it is written once the drives of the array say so as well
+    (`hdl.metadata.stored_marks`). Only with `Config.durable_marks`.
+    """
     return data.StructLayout(
         {"slot": config.row_slot_bits, "array": config.array_bits, "row": BLOCK_NUMBER_BITS}
+        | optional(config.durable_marks, {"asks": 1})
+    )
+
+
+def marked_row(config: Config) -> data.StructLayout:
+    """The row in row slot ``slot`` is marked, in ``chunk`` of ``array``."""
+    return data.StructLayout(
+        {"slot": config.row_slot_bits, "array": config.array_bits, "chunk": config.chunk_bits}
     )
 
 

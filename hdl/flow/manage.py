@@ -119,7 +119,7 @@ def manage_request(config: Config) -> data.StructLayout:
         drive, and whether the member is failed or stale, is what `ArrayTables.placed_read` says of
         its port, and each member has ``blocks`` blocks at most. Members that are failed or stale,
         or whose port has no drive, must be ``degraded``. Such a port may be one that the controller
-        does not have.
+        does not have. With ``complete`` none of them is stale.
     CREATE_VOLUME with ``placed``
         Only with `Config.metadata`. Brings up a volume that the drives of the array list. It has
         ``name``, and gets number ``volume`` if that is free. ``sectors`` and ``emulation`` are

@@ -42,7 +42,8 @@ class DriveStatus(enum.Enum, shape=3):
 
 class Owner(enum.Enum, shape=2):
     """Who gets the end of an operation: a row of the stripe engine, a host command, or the
-    controller itself (`hdl.drive.flusher.Flusher`, `hdl.metadata.page_mover.PageMover`)."""
+    controller itself (`hdl.drive.flusher.Flusher`, `hdl.stripe.rows.row_flushes.RowFlushes`,
+    `hdl.metadata.page_mover.PageMover`)."""
 
     ROW = 0
     COMMAND = 1
@@ -92,6 +93,7 @@ def operation(config: Config) -> data.StructLayout:
         The owner, and its row slot or command slot.
     place
         Of a row: comes back unchanged. Of a command: index of the first block in the host command.
+        Of ``Owner.FLUSHER``: 1 if rows need it, and then ``index`` is their array, else 0.
     line
         The line of a row's block.
     """

@@ -1,6 +1,6 @@
 """Brings up the arrays that the drives hold."""
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -14,10 +14,12 @@ from hdl.kit.pick import lowest_bit
 from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.metadata.assembler import Assembler
+from hdl.metadata.bitmap import OFFSET
+from hdl.metadata.bitmap_reader import BitmapReads
 from hdl.metadata.found_set import Hindrance
 from hdl.metadata.host_changes import Import, Imports
 from hdl.metadata.records import listed, record, record_read
-from hdl.metadata.superblock import WORD_BITS, Word, kept_address, kept_read
+from hdl.metadata.superblock import WORD_BITS, Feature, Word, kept_address, kept_read
 from hdl.metadata.superblock_words import SET_NAME
 from hdl.metadata.superblocks import ListReads
 from hdl.metadata.volume_list import MOST_VOLUMES
@@ -37,7 +39,10 @@ MADE_SO = {
 }
 """Words as a card of this kind writes them."""
 
-READ_WORDS = (*NAMED, *MADE_SO)
+USED_WORDS = (Word.FEATURES, Word.BITMAP_OFFSET, Word.UTIME, Word.UTIME + 1)
+"""Words that say whether the bitmap is in use."""
+
+READ_WORDS = (*NAMED, *MADE_SO, *USED_WORDS)
 
 FREE = ("REST", "STORED", "ANSWER")
 """States in which the host's changes are made."""
@@ -57,7 +62,10 @@ class BringUp(wiring.Component):
     card has it from then on. It can also import a set, this card's or another's, that lacks drives.
     If these come back they are old, unless they have been used without the others.
 
-    Rows of an array that is dirty may be inconsistent. It begins with a RESYNC. One that is clean
+    Rows of an array that is dirty may be inconsistent. It begins with a RESYNC. That follows the
+    marks of its bitmaps, if these say what was being written: if all of its good members have one,
+    and if the card has written their superblocks last, or md and says that it has used them. One
+    that is clean
     is assumed to be in sync, as its superblocks say so. A role that nobody holds is a failed member
     at a port without a drive, the highest that is left. It may be a port that the card does not
     have. Drives that were being rebuilt are rebuilt from their first row on. Rows of an array that
@@ -92,6 +100,8 @@ class BringUp(wiring.Component):
         What is kept of superblocks.
     lists
         The lists of volumes.
+    bitmaps
+        With `Config.durable_marks`: the bitmaps.
     imports
         Sets that the host wants to have. The answer says what has become of it: DONE, with the
         number of the array; NO_ENTRY if the drive belongs to no set, or if there is no number or
@@ -133,6 +143,7 @@ class BringUp(wiring.Component):
                 "drives": In(DriveStates()),
                 "kept_read": Out(kept_read(config)),
                 "lists": Out(ListReads(config)),
+                "bitmaps": Out(BitmapReads(config)),
                 "imports": In(Imports(config)),
                 "rests": In(1),
                 "kept": In(config.arrays),
@@ -178,6 +189,9 @@ class BringUp(wiring.Component):
         self._numbered = Signal(MOST_VOLUMES)  # by their numbers: those that have been asked for
         self._makes_volume = Signal()  # such a change is asked for
         self._missed = Signal()  # there may be a list that nobody could read
+        # md has written superblocks since the card has; it has a bitmap where the card has its own.
+        self._by_md = Signal()
+        self._has_bitmap = Signal(2)
 
     def elaborate(self, platform) -> Module:
         assembler, found = self._assembler, self._assembler.found
@@ -195,6 +209,15 @@ class BringUp(wiring.Component):
             self.lists.look.payload.eq(assembler.member_read.data),
             self.listed.payload.array.eq(self._array),
             self.listed.payload.anew.eq(~self._missed),
+            self.bitmaps.set_uuid.eq(self.brought_up.set_uuid),
+            self.bitmaps.events.eq(self.brought_up.events),
+            self.bitmaps.shape.spans.eq(1),
+            self.bitmaps.look.payload.eq(assembler.member_read.data),
+            self.bitmaps.give.payload.eq(self._array),
+            *(
+                self.bitmaps.shape[name].eq(self._found[name])
+                for name in ("level", "width", "copies", "rows")
+            ),
         ]
         self._make_request(m)
         with m.FSM(name="bring_up") as fsm:
@@ -218,7 +241,9 @@ class BringUp(wiring.Component):
                 | (request.valid & ~request.ready)
                 | (response.ready & ~response.valid)
                 | (lists.look.valid & ~lists.look.ready)
-                | (fsm.ongoing("NEXT") & ~lists.look.ready)
+                | (fsm.ongoing("NEXT") & ~(lists.look.ready & self.bitmaps.look.ready))
+                | (fsm.ongoing("LOOK_BITMAP") & ~lists.look.ready)
+                | (self.bitmaps.give.valid & ~self.bitmaps.give.ready)
                 | (fsm.ongoing("TAKE_VOLUME") & ~lists.entries.valid)
             )
             m.d.comb += [
@@ -259,6 +284,7 @@ class BringUp(wiring.Component):
             asked.assumed.eq(~found.dirty | (self._forced & ~mirrors)),
             # The rebuild makes rows consistent as well.
             asked.idle.eq(found.dirty & found.rebuilding.any()),
+            asked.complete.eq(~found.rebuilding.any()),
             asked.kind.eq(WalkKind.REBUILD),
         ]
         entry = self.lists.entries.payload
@@ -378,8 +404,29 @@ class BringUp(wiring.Component):
             for place, word in enumerate(MADE_SO.values()):
                 with m.If((step == len(NAMED) + place) & (data != word)):
                     m.d.sync += self._made.eq(0)
+            self._note_use(m, data)
             with m.If(step == len(READ_WORDS) - 1):
                 m.next = "ASK_ARRAY"
+
+    def _note_use(self, m: Module, data: Value) -> None:
+        """In the state NOTE_WORD: whether the bitmap is in use."""
+        first = len(NAMED) + len(MADE_SO)
+        uses = {
+            Word.FEATURES: self._has_bitmap[0].eq(data[Feature.BITMAP]),
+            Word.BITMAP_OFFSET: self._has_bitmap[1].eq(data == OFFSET),
+            Word.UTIME: self._by_md.eq(data != 0),
+            Word.UTIME + 1: self._by_md.eq(self._by_md | (data != 0)),
+        }
+        for place, word in enumerate(USED_WORDS):
+            with m.If(self._step == first + place):
+                m.d.sync += uses[word]
+
+    @property
+    def _follows_marks(self) -> Value:
+        """What was being written is known of the set at hand."""
+        bitmaps = self.bitmaps
+        in_use = ~self._by_md | (self._has_bitmap.all() & bitmaps.is_md)
+        return self._found.dirty & bitmaps.fits & in_use
 
     def _compare(self, m: Module) -> None:
         """The states ASK_ARRAY and COMPARE: no array may have the identity of the set."""
@@ -395,7 +442,7 @@ class BringUp(wiring.Component):
                 self._tell(m, ManageStatus.IN_USE)
                 m.next = "PASS"
             with m.Elif(entry == self._config.arrays - 1):
-                m.d.comb += self.lists.begin.eq(1)
+                m.d.comb += [self.lists.begin.eq(1), self.bitmaps.begin.eq(1)]
                 m.next = "ASK_ROLE"
 
     def _place(self, m: Module) -> None:
@@ -430,14 +477,26 @@ class BringUp(wiring.Component):
             away = self._away.bit_select(self.lists.look.payload, 1)
             m.d.comb += self.lists.look.valid.eq(~away)
             with m.If(self.lists.look.ready):
-                m.next = "NEXT"
+                m.next = "LOOK_BITMAP" if self._config.durable_marks else "NEXT"
 
         # A drive has been looked at once another one could be named.
+        if self._config.durable_marks:
+            with m.State("LOOK_BITMAP"):
+                away = self._away.bit_select(self.bitmaps.look.payload, 1)
+                m.d.comb += self.bitmaps.look.valid.eq(self.lists.look.ready & ~away)
+                with m.If(self.lists.look.ready & self.bitmaps.look.ready):
+                    m.next = "NEXT"
+
         with m.State("NEXT"):
-            with m.If(role != found.width - 1):
+            looked = self.lists.look.ready
+            if self._config.durable_marks:
+                looked &= self.bitmaps.look.ready
+            with m.If(~looked):
+                m.next = "NEXT"
+            with m.Elif(role != found.width - 1):
                 m.d.sync += role.eq(role + 1)
                 m.next = "ASK_ROLE"
-            with m.Elif(self.lists.look.ready):
+            with m.Else():
                 m.d.sync += role.eq(0)
                 m.next = "JUDGE"
 
@@ -476,6 +535,9 @@ class BringUp(wiring.Component):
                 m.next = "PASS"
                 with m.If(response.payload.status == ManageStatus.DONE):
                     m.next = "GIVE"
+                    if self._config.durable_marks:
+                        with m.If(self._follows_marks):
+                            m.next = "GIVE_MARKS"
 
     def _tell(self, m: Module, status: ManageStatus) -> None:
         """In a state: why the set is not imported, if it is asked for."""
@@ -503,6 +565,12 @@ class BringUp(wiring.Component):
             (number < self._config.volumes)
             & ~self.exists.bit_select(number[: self._config.volume_bits], 1)
         )
+        if self._config.durable_marks:
+            with m.State("GIVE_MARKS"):
+                m.d.comb += self.bitmaps.give.valid.eq(1)
+                with m.If(self.bitmaps.give.ready):
+                    m.next = "GIVE"
+
         with m.State("GIVE"):
             m.d.comb += self.lists.give.eq(1)
             m.next = "TAKE_VOLUME"

@@ -14,6 +14,7 @@ from hdl.flow.table_read import geometry_read, member_read
 from hdl.kit.pick import lowest_bit
 from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
+from hdl.metadata.bitmap import md_uses
 from hdl.metadata.records import listed, record, record_read
 from hdl.metadata.superblock_facts import EVENT_BITS, MdShape, SuperblockFacts
 from hdl.metadata.superblock_writer import PAGES, Edit
@@ -157,6 +158,14 @@ class Keeper(wiring.Component):
         A level. With a CREATE_ARRAY that is ``placed``: the greatest generation of its lists.
     generation
         A level. With ``edit``: that of the list.
+    exempt, forget, refresh, fresh, under_way
+        With `Config.durable_marks`: those of `hdl.metadata.stored_marks.StoredMarks`.
+    writing
+        With `Config.durable_marks`: bitmaps that are being written, one bit per port.
+    whole
+        One bit per array. Rows of it that are not marked may be out of sync as well.
+    raw
+        One bit per array. It is new, and ``whole`` does not say so yet.
     withholds
         Nothing may be acknowledged to the host.
     forsaken
@@ -192,19 +201,27 @@ class Keeper(wiring.Component):
                 "wiped": Out(stream.Signature(1)),
                 "opens": Out(MAX_DRIVES),
                 "fail": Out(stream.Signature(config.port_bits)),
-                "record_read": In(record_read(config)),
+                "record_read": In(record_read(config)).array(2),
                 "kept": Out(config.arrays),
                 "claimed": Out(config.ports),
                 "listed": In(Pulse(listed(config))),
                 "newest": In(EVENT_BITS),
                 "generation": Out(EVENT_BITS),
+                "exempt": Out(config.arrays),
+                "whole": In(config.arrays),
+                "raw": Out(config.arrays),
+                "forget": Out(Pulse(config.array_bits)),
+                "refresh": Out(Pulse(config.array_bits)),
+                "fresh": In(config.arrays),
+                "under_way": In(config.arrays),
+                "writing": In(MAX_DRIVES),
                 "withholds": Out(1),
                 "forsaken": Out(Pulse(config.array_bits)),
                 "rests": Out(1),
                 "busy": Out(1),
             }
         )
-        self._records = Table(record(), config.arrays, reads=2)
+        self._records = Table(record(), config.arrays, reads=3)
         self._homes = Table(home(config), MAX_DRIVES)
         self._owners = Table(config.array_bits, config.volumes)  # the array of each volume
         self._shape = MdShape(config=config)
@@ -307,12 +324,15 @@ class Keeper(wiring.Component):
             self._end(m)
             asked = keep.ongoing("SEND") | keep.ongoing("LISTEN")
             m.d.comb += self.opens.eq(Mux(self._wipes & asked, 1 << self._port, 0))
+            if self._config.durable_marks:
+                self._refresh(m)
         self._hear_listed(m)
         waits = (
             (keep.ongoing("REST") & ~self._has_work)
             | (keep.ongoing("SEND") & ~self.edit.ready)
             | (keep.ongoing("LISTEN") & ~self.done.valid)
             | (keep.ongoing("REFUSED") & ~self.settled)
+            | (keep.ongoing("AWAIT_MARKS") & ~self._is_fresh & ~self._is_outdated)
             | (keep.ongoing("FAIL") & ~self.fail.ready)
             | (keep.ongoing("WIPED") & ~self.wiped.ready)
         ) & (
@@ -320,6 +340,7 @@ class Keeper(wiring.Component):
             | (self.table_changes.request.valid & ~self.table_changes.request.ready)
             | (change.ongoing("AWAIT") & ~self.table_changes.response.valid)
             | (change.ongoing("HOLD") & ~self.rests)
+            | (change.ongoing("NOTE") & self._is_overtaken)
             | (change.ongoing("ANSWER") & ~self.changes.response.ready)
         )
         m.d.comb += self.busy.eq(~waits | self.listed.valid)
@@ -328,7 +349,8 @@ class Keeper(wiring.Component):
     def _connect_tables(self, m: Module) -> None:
         """Which entries are read, and what is written of a superblock."""
         records, shape, facts = self._records, self._geometry, self.facts
-        connect(m, flipped(self.record_read), records.reads[1])
+        for outer, inner in zip(self.record_read, list(records.reads)[1:], strict=True):
+            connect(m, flipped(outer), inner)
         m.d.comb += [
             records.reads[0].address.eq(self._array),
             self.geometry_read.address.eq(self._array),
@@ -348,6 +370,7 @@ class Keeper(wiring.Component):
             facts.rows.eq(shape.rows),
             facts.width.eq(shape.width),
             facts.events.eq(self._record.events),
+            facts.marked.eq(self._config.durable_marks & md_uses(m, self._config, shape)),
             self.forsaken.payload.eq(self._array),
         ]
 
@@ -358,6 +381,7 @@ class Keeper(wiring.Component):
             self._inconsistent.eq((self._inconsistent & ~self.unsynced) | self.doubts),
             self._doubted.eq(self.doubts),
         ]
+        m.d.sync += self.raw.eq(self.raw & ~self.whole)
         with m.If(self._starts_round):
             m.d.sync += self.facts.dirty.eq(self._has_redundancy & (~self.clean | doubtful))
 
@@ -378,8 +402,9 @@ class Keeper(wiring.Component):
             self.withholds.eq((self._lost & ~(self._deletes.replicate(MAX_DRIVES) & ~used)).any()),
             self._has_work.eq(
                 self.settled
-                & (self._lost.any() | self._leavers.any() | (self._due & self.kept).any())
-                | self.wipe.valid
+                & (self._lost | (self._leavers & ~self.writing)).any()
+                | (self.settled & (self._due & self.kept).any())
+                | (self.wipe.valid & ~self._wipes_later)
             ),
             self.claimed.eq(claims | self._erases | self._refuses),
         ]
@@ -472,9 +497,10 @@ class Keeper(wiring.Component):
                 with m.If(creates):
                     m.d.sync += self._changed.eq(told.payload.index)
 
-        # The record of a new array is written as no other is.
+        # The record of a new array is written as no other is. A bitmap may be on its way to drives
+        # of the array that had its number before.
         with m.State("NOTE"):
-            with m.If(~(self._stores | self._starts_round)):
+            with m.If(~(self._stores | self._starts_round | self._is_overtaken)):
                 m.next = "HOLD"
                 with m.If(done):
                     self._note_change(m)
@@ -506,8 +532,11 @@ class Keeper(wiring.Component):
             m.d.sync += kept.eq(0)
         with m.If(self._opcode == ManageOpcode.CREATE_ARRAY):
             self._name_array(m)
+            m.d.comb += [self.forget.valid.eq(1), self.forget.payload.eq(changed)]
             m.d.sync += [
                 kept.eq(1),
+                self.exempt.bit_select(changed, 1).eq(0),
+                self.raw.bit_select(changed, 1).eq(~self._assumed),
                 self._named.eq(1),
                 self._twice.bit_select(changed, 1).eq(self._placed),
                 self._inconsistent.bit_select(changed, 1).eq(~self._assumed),
@@ -539,11 +568,13 @@ class Keeper(wiring.Component):
 
     def _rest(self, m: Module) -> None:
         """The states REST to WIPED: what is to be done next."""
-        lost, leavers, due = self._lost, self._leavers, self._due & self.kept
+        lost, due = self._lost, self._due & self.kept
+        # Bitmaps are not written by turns with superblocks.
+        leavers = self._leavers & ~self.writing
         port = self._port
         with m.State("REST"):
             m.d.comb += self.rests.eq(
-                ~(lost.any() | leavers.any() | due.any()) & (self.clean == self._was_clean)
+                ~((lost | self._leavers).any() | due.any()) & (self.clean == self._was_clean)
             )
             m.d.sync += [
                 self._refutes.eq(lost.any()),
@@ -560,7 +591,7 @@ class Keeper(wiring.Component):
                 m.next = "FIND"
             with m.Elif(self.settled & leavers.any()):
                 m.next = "LEAVE"
-            with m.Elif(self.wipe.valid):
+            with m.Elif(self.wipe.valid & ~self._wipes_later):
                 m.next = "WIPE"
             with m.Elif(self.settled & due.any()):
                 m.next = "LOAD"
@@ -634,8 +665,11 @@ class Keeper(wiring.Component):
                 self._members.eq(shape.width * shape.spans),
                 self._several.eq(self._several | twice),
                 self._rounds.eq(Mux(twice | self._several, torn + twice + 1, 0)),
+                self.exempt.bit_select(array, 1).eq(
+                    ~(self._has_redundancy & self._shape.expressible)
+                ),
             ]
-            m.next = "ASK_MEMBER"
+            m.next = "REFRESH" if self._config.durable_marks else "ASK_MEMBER"
             with m.If(~shape.valid):
                 m.d.sync += self.kept.bit_select(array, 1).eq(0)
                 m.next = "REST"
@@ -654,6 +688,40 @@ class Keeper(wiring.Component):
             has_left = ~self.drives.used.bit_select(self._cause, 1)
             m.d.comb += self.forsaken.valid.eq(self.settled & (self._has_redundancy | has_left))
             m.next = "REST"
+
+    @property
+    def _wipes_later(self) -> Value:
+        """The drive that is to be wiped is still being written."""
+        return self.writing.bit_select(self.wipe.payload, 1)
+
+    @property
+    def _is_overtaken(self) -> Value:
+        """The array at hand of a change is new, and a page of another one is on its way."""
+        creates = self._opcode == ManageOpcode.CREATE_ARRAY
+        return creates & self.under_way.bit_select(self._changed, 1)
+
+    @property
+    def _is_fresh(self) -> Value:
+        """The members of the array at hand have its bitmap."""
+        return (self.fresh | self.exempt).bit_select(self._array, 1)
+
+    def _refresh(self, m: Module) -> None:
+        """The states REFRESH and AWAIT_MARKS: all members have the bitmap before any of them says
+        that it is one."""
+        m.d.comb += self.refresh.payload.eq(self._array)
+        with m.State("REFRESH"):
+            m.d.comb += self.refresh.valid.eq(1)
+            m.next = "REFRESHED"
+
+        with m.State("REFRESHED"):
+            m.next = "AWAIT_MARKS"
+
+        with m.State("AWAIT_MARKS"):
+            with m.If(self._is_outdated):
+                m.d.sync += self._due.bit_select(self._array, 1).eq(1)
+                m.next = "REST"
+            with m.Elif(self._is_fresh):
+                m.next = "ASK_MEMBER"
 
     def _look_at_members(self, m: Module) -> None:
         """The states ASK_MEMBER, NOTE_MEMBER and BEGIN: which roles are held."""

@@ -1,24 +1,28 @@
 """Arrays live on their drives: what is read of drives, brought up, and written to them."""
 
-from amaranth.hdl import Cat, Module
+from amaranth.hdl import Cat, Module, Mux
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, TIME_BITS, Config
 from hdl.flow.array_state import ArrayStatus
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.flush_request import FlushRequest
-from hdl.flow.line import ReadPort, write_port
+from hdl.flow.line import ReadPort, write_beat, write_port
 from hdl.flow.manage import Changes
+from hdl.flow.marks import Marks, marks_word
 from hdl.flow.operation import finished, operation
 from hdl.flow.table_read import geometry_read, member_read, placed_read, volume_read
 from hdl.flow.volume_facts import volume_facts_read
+from hdl.kit.merge import Interleave, Merge, split
 from hdl.kit.pulse import Pulse
+from hdl.metadata.bitmap_writer import BitmapWriter
 from hdl.metadata.bring_up import BringUp
 from hdl.metadata.change_turns import ChangeTurns
 from hdl.metadata.clean_shutdown import CleanShutdown
 from hdl.metadata.host_changes import HostChanges
 from hdl.metadata.keeper import Keeper
+from hdl.metadata.stored_marks import StoredMarks
 from hdl.metadata.superblock import Finding
 from hdl.metadata.superblocks import Superblocks
 from hdl.nvme.admin.names import Card
@@ -81,8 +85,14 @@ class Metadata(wiring.Component):
         (`hdl.metadata.withheld.Withheld`).
     page_line
         A level. A line that nobody else uses.
+    marks, whole, lets, now, deadline
+        With `Config.durable_marks`: those of `hdl.metadata.stored_marks.StoredMarks`.
+    load, follow
+        With `Config.durable_marks`: those of `hdl.metadata.bitmap_reader.BitmapReader`.
+    first_line
+        With `Config.durable_marks`, a level. A line for each array, from this one on.
     operation, finished, shuns
-        Those of a `hdl.metadata.page_mover.PageMover`.
+        Those of a `hdl.metadata.page_mover.PageMover`, and `hdl.metadata.bitmap_writer`.
     line_read, line_write
         Ports of the line store.
     wipe, wiped
@@ -109,8 +119,8 @@ class Metadata(wiring.Component):
                 "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
                 "drives": In(DriveStates()),
                 "arrays": In(ArrayStatus(config)),
-                "geometry_read": Out(geometry_read(config)),
-                "member_read": Out(member_read(config)),
+                "geometry_read": Out(geometry_read(config)).array(2),
+                "member_read": Out(member_read(config)).array(2),
                 "volume_exists": In(config.volumes),
                 "volume_read": Out(volume_read(config)),
                 "facts_read": Out(volume_facts_read(config)),
@@ -125,6 +135,14 @@ class Metadata(wiring.Component):
                 "withholds": Out(1),
                 "forsaken": Out(Pulse(config.array_bits)),
                 "page_line": In(config.line_bits),
+                "marks": Out(Marks(config)),
+                "whole": In(config.arrays),
+                "lets": Out(stream.Signature(config.row_slot_bits)),
+                "load": Out(stream.Signature(marks_word(config))),
+                "follow": Out(Pulse(config.array_bits)),
+                "first_line": In(config.line_bits),
+                "now": In(TIME_BITS),
+                "deadline": Out(TIME_BITS, init=(1 << TIME_BITS) - 1),
                 "operation": Out(stream.Signature(operation(config))),
                 "finished": In(stream.Signature(finished(config))),
                 "shuns": Out(MAX_DRIVES),
@@ -143,6 +161,11 @@ class Metadata(wiring.Component):
         self._turns = ChangeTurns(config=config)
         self._keeper = Keeper(config=config)
         self._clean = CleanShutdown()
+        if config.durable_marks:
+            self._stored_marks = StoredMarks(config=config)
+            self._bitmap_writer = BitmapWriter(config=config)
+            self._operations = Merge(operation(config), inputs=2)
+            self._beats = Interleave(write_beat(config))
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -164,16 +187,19 @@ class Metadata(wiring.Component):
             self._keeper,
             self._clean,
         )
+        if self._config.durable_marks:
+            parts += self._connect_marks(m)
         m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any())
         return m
 
     def _connect_drives(self, m: Module) -> None:
         """Superblocks on their way from and to the drives."""
         superblocks = self._superblocks
-        connect(m, superblocks.operation, flipped(self.operation))
-        connect(m, flipped(self.finished), superblocks.finished)
         connect(m, superblocks.line_read, flipped(self.line_read))
-        connect(m, superblocks.line_write, flipped(self.line_write))
+        if not self._config.durable_marks:
+            connect(m, superblocks.operation, flipped(self.operation))
+            connect(m, flipped(self.finished), superblocks.finished)
+            connect(m, superblocks.line_write, flipped(self.line_write))
         connect(m, superblocks.volume_read, flipped(self.volume_read))
         connect(m, superblocks.facts_read, flipped(self.facts_read))
         m.d.comb += [
@@ -197,7 +223,10 @@ class Metadata(wiring.Component):
         connect(m, turns.changes, flipped(self.changes))
         connect(m, bring_up.kept_read, superblocks.kept_read)
         connect(m, bring_up.lists, superblocks.lists)
-        connect(m, bring_up.record_read, keeper.record_read)
+        connect(m, bring_up.bitmaps, superblocks.bitmaps)
+        connect(m, superblocks.load, flipped(self.load))
+        connect(m, superblocks.follow, flipped(self.follow))
+        connect(m, bring_up.record_read, keeper.record_read[0])
         connect(m, flipped(self.placed_read), bring_up.placed_read)
         connect(m, flipped(self.drives), bring_up.drives)
         valid = Cat(finding == Finding.VALID for finding in superblocks.findings)
@@ -220,12 +249,13 @@ class Metadata(wiring.Component):
         keeper, superblocks = self._keeper, self._superblocks
         connect(m, flipped(self.made_changes), keeper.changes)
         connect(m, keeper.table_changes, flipped(self.table_changes))
-        connect(m, keeper.geometry_read, flipped(self.geometry_read))
-        connect(m, keeper.member_read, flipped(self.member_read))
+        connect(m, keeper.geometry_read, flipped(self.geometry_read[0]))
+        connect(m, keeper.member_read, flipped(self.member_read[0]))
         connect(m, keeper.edit, superblocks.edit)
         connect(m, superblocks.done, keeper.done)
         connect(m, self._bring_up.listed, keeper.listed)
-        connect(m, keeper.fail, flipped(self.fail))
+        if not self._config.durable_marks:
+            connect(m, keeper.fail, flipped(self.fail))
         connect(m, flipped(self.wipe), keeper.wipe)
         connect(m, keeper.wiped, flipped(self.wiped))
         connect(m, keeper.forsaken, flipped(self.forsaken))
@@ -245,6 +275,60 @@ class Metadata(wiring.Component):
             self.opens.eq(keeper.opens),
             self.withholds.eq(keeper.withholds),
         ]
+
+    def _connect_marks(self, m: Module) -> tuple:
+        """The write-intent bitmap on the drives. Returns its parts.
+
+        Its pages are written beside those of superblocks.
+        """
+        keeper, superblocks = self._keeper, self._superblocks
+        marks, writer = self._stored_marks, self._bitmap_writer
+        operations, beats = self._operations, self._beats
+        m.submodules.stored_marks = marks
+        m.submodules.bitmap_writer = writer
+        m.submodules.operations = operations
+        m.submodules.beats = beats
+        connect(m, marks.marks, flipped(self.marks))
+        connect(m, marks.lets, flipped(self.lets))
+        connect(m, marks.page, writer.page)
+        connect(m, marks.words, writer.words)
+        connect(m, writer.stored, marks.stored)
+        connect(m, keeper.forget, marks.forget)
+        connect(m, keeper.refresh, marks.refresh)
+        connect(m, writer.geometry_read, flipped(self.geometry_read[1]))
+        connect(m, writer.member_read, flipped(self.member_read[1]))
+        connect(m, writer.record_read, keeper.record_read[1])
+        connect(m, flipped(self.drives), writer.drives)
+        connect(m, superblocks.operation, operations.inputs[0])
+        connect(m, writer.operation, operations.inputs[1])
+        connect(m, operations.output, flipped(self.operation))
+        connect(m, superblocks.line_write, beats.inputs[0])
+        connect(m, writer.line_write, beats.inputs[1])
+        connect(m, beats.output, flipped(self.line_write))
+        ended = self.finished
+        of_bitmap = ended.payload.place[0]
+        split(m, ended, [(~of_bitmap, superblocks.finished), (of_bitmap, writer.finished)])
+        m.d.comb += [
+            keeper.whole.eq(self.whole),
+            marks.whole.eq(self.whole | keeper.raw),
+            marks.exempt.eq(keeper.exempt),
+            marks.now.eq(self.now),
+            self.deadline.eq(marks.deadline),
+            keeper.fresh.eq(marks.fresh),
+            keeper.under_way.eq(marks.under_way),
+            keeper.writing.eq(writer.writing),
+            writer.essential.eq(self.arrays.essential),
+            writer.settled.eq(self.arrays.settled),
+            writer.first_line.eq(self.first_line),
+            # One at a time is reported.
+            self.fail.valid.eq(keeper.fail.valid | writer.fail.valid),
+            self.fail.payload.eq(
+                Mux(keeper.fail.valid, keeper.fail.payload, writer.fail.payload)
+            ),
+            keeper.fail.ready.eq(self.fail.ready),
+            writer.fail.ready.eq(self.fail.ready & ~keeper.fail.valid),
+        ]
+        return marks, writer, operations
 
     def _connect_shutdown(self, m: Module) -> None:
         """Clean arrays, and those that may be written."""

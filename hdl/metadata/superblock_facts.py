@@ -53,6 +53,8 @@ class SuperblockFacts(data.Struct):
         Counts changes.
     dirty
         Rows may be inconsistent.
+    marked
+        There is a bitmap of them that md can use (`hdl.metadata.bitmap`).
     """
 
     set_uuid: UUID_BITS
@@ -66,6 +68,7 @@ class SuperblockFacts(data.Struct):
     rebuilt: BLOCK_NUMBER_BITS
     events: EVENT_BITS
     dirty: 1
+    marked: 1
 
 
 class MdShape(wiring.Component):

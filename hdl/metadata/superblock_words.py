@@ -3,6 +3,7 @@
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from hdl.config import DATA_OFFSET_BLOCKS, SECTOR_BITS, SECTORS_PER_BLOCK
+from hdl.metadata import bitmap
 from hdl.metadata.superblock import (
     FAULTY,
     HEAD_WORDS,
@@ -76,12 +77,17 @@ def changing_words(
     changes = Signal()
     rebuilds = facts.rebuilding.bit_select(role, 1)
     features = {
+        Feature.BITMAP: facts.marked,
         Feature.RECOVERY_OFFSET: rebuilds,
         Feature.RAID0_LAYOUT: facts.level == 0,
     }
     rebuilt = Cat(Const(0, SECTOR_BITS), facts.rebuilt)
     values: dict[int, Value] = {
-        Word.FEATURES: Cat(features.get(bit, Const(0, 1)) for bit in Feature)
+        Word.FEATURES: Cat(features.get(bit, Const(0, 1)) for bit in Feature),
+        Word.BITMAP_OFFSET: Mux(facts.marked, bitmap.OFFSET, 0),
+        # The card has no clock. So it is known that md has not written it since.
+        Word.UTIME: Const(0, 1),
+        Word.UTIME + 1: Const(0, 1),
     }
     for place in range(2):
         part = slice(WORD_BITS * place, WORD_BITS * (place + 1))

@@ -6,9 +6,12 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.line import ReadPort, write_port
+from hdl.flow.marks import marks_word
 from hdl.flow.operation import DriveStatus, finished, operation
 from hdl.flow.table_read import volume_read
 from hdl.flow.volume_facts import volume_facts_read
+from hdl.kit.pulse import Pulse
+from hdl.metadata.bitmap_reader import BitmapReader, BitmapReads
 from hdl.metadata.page_mover import PageMover
 from hdl.metadata.superblock import Finding, kept_read, kept_table
 from hdl.metadata.superblock_facts import EVENT_BITS, UUID_BITS, SuperblockFacts
@@ -87,6 +90,9 @@ class Superblocks(wiring.Component):
         How that ended.
     lists
         Lists of volumes are read. None is asked for while its array is written.
+    bitmaps, load, follow
+        With `Config.durable_marks`: those of `hdl.metadata.bitmap_reader.BitmapReader`. None is
+        asked for while a list is.
     volume_read, facts_read
         The volumes.
     operation, finished, shuns
@@ -114,6 +120,9 @@ class Superblocks(wiring.Component):
                 "generation": In(EVENT_BITS),
                 "done": Out(stream.Signature(DriveStatus)),
                 "lists": In(ListReads(config)),
+                "bitmaps": In(BitmapReads(config)),
+                "load": Out(stream.Signature(marks_word(config))),
+                "follow": Out(Pulse(config.array_bits)),
                 "volume_read": Out(volume_read(config)),
                 "facts_read": Out(volume_facts_read(config)),
                 "operation": Out(stream.Signature(operation(config))),
@@ -129,6 +138,7 @@ class Superblocks(wiring.Component):
         )
         self._survey = Survey(config=config)
         self._lists = VolumeListReader(config=config)
+        self._bitmaps = BitmapReader(config=config) if config.durable_marks else None
         self._list_writer = VolumeListWriter(config=config)
         self._writer = SuperblockWriter(config=config)
         self._mover = PageMover(config=config)
@@ -158,7 +168,16 @@ class Superblocks(wiring.Component):
             self.shuns.eq(self._mover.shuns),
             self.known.eq(survey.known),
         ]
-        for user in (survey, self._lists, self._list_writer, writer):
+        users = [survey, self._lists, self._list_writer, writer]
+        bitmaps = self._bitmaps
+        if bitmaps is not None:
+            m.submodules.bitmaps = bitmaps
+            connect(m, flipped(self.bitmaps), bitmaps.asked)
+            connect(m, bitmaps.load, flipped(self.load))
+            connect(m, bitmaps.follow, flipped(self.follow))
+            m.d.comb += bitmaps.known.eq(survey.known)
+            users.append(bitmaps)
+        for user in users:
             m.d.comb += user.page_line.eq(self.page_line)
         for port, (there, told) in enumerate(zip(self.capacity, self.findings, strict=True)):
             m.d.comb += [survey.capacity[port].eq(there), told.eq(survey.findings[port])]
@@ -200,13 +219,15 @@ class Superblocks(wiring.Component):
         """The states REST to TELL: an edit begins once no drive is read. Then its drive is known,
         or read again."""
         survey, writer, edit = self._survey, self._writer, self._edit
-        lists, list_writer, offered = self._lists, self._list_writer, self.edit
+        list_writer, offered = self._list_writer, self.edit
         port = Mux(self._writes, edit.superblock.port, offered.payload.superblock.port)
         is_there = self.present.bit_select(port, 1)
         written, ends = survey.written.payload, Signal()
         m.d.comb += [
-            survey.pause.eq(offered.valid | self._writes | lists.wants),
-            lists.may.eq(survey.rests & ~offered.valid & ~self._writes),
+            survey.pause.eq(
+                offered.valid | self._writes | Cat(one.wants for one in self._readers).any()
+            ),
+            *(one.may.eq(survey.rests & ~offered.valid & ~self._writes) for one in self._readers),
             writer.edit.payload.eq(edit.superblock),
             survey.written.valid.eq(ends),
             written.port.eq(port),
@@ -265,7 +286,7 @@ class Superblocks(wiring.Component):
                 fsm.ongoing("WRITE_LIST") | fsm.ongoing("LISTEN_LIST")
             )
             moves = begins | fsm.ongoing("WRITE_LIST") | fsm.ongoing("WRITE") | ends
-        parts = (survey, lists, list_writer, writer, self._mover)
+        parts = (survey, *self._readers, list_writer, writer, self._mover)
         m.d.comb += self.busy.eq(Cat(moves, *(part.busy for part in parts)).any())
 
     @property
@@ -276,22 +297,37 @@ class Superblocks(wiring.Component):
     @property
     def _rests(self) -> Value:
         """No drive is being read."""
-        return self._survey.rests & ~self._lists.reads
+        return self._survey.rests & ~self._reads
+
+    @property
+    def _readers(self) -> list:
+        """Those that read what lies beside superblocks. One of them does at a time."""
+        return [self._lists] if self._bitmaps is None else [self._lists, self._bitmaps]
+
+    @property
+    def _reads(self) -> Value:
+        """One of them reads a drive."""
+        return Cat(one.reads for one in self._readers).any()
 
     @property
     def _users(self) -> tuple:
         """Those that move pages, and which of them has the mover."""
         return (
-            (self._survey, ~self._writes & ~self._lists.reads),
-            (self._lists, self._lists.reads),
+            (self._survey, ~self._writes & ~self._reads),
+            *((one, one.reads) for one in self._readers),
             (self._list_writer, self._writes & self._lists_first),
             (self._writer, self._writes & ~self._lists_first),
         )
 
     def _share_mover(self, m: Module) -> None:
         """The page mover is that of whose turn it is."""
-        mover, read_gone = self._mover, Mux(self._lists.reads, self._lists.gone, self._survey.gone)
-        m.d.comb += mover.gone.eq(Mux(self._writes, self._gone, read_gone))
+        mover = self._mover
+        m.d.comb += mover.gone.eq(self._survey.gone)
+        for reader in self._readers:
+            with m.If(reader.reads):
+                m.d.comb += mover.gone.eq(reader.gone)
+        with m.If(self._writes):
+            m.d.comb += mover.gone.eq(self._gone)
         for user, has in self._users:
             with m.If(has):
                 m.d.comb += [
@@ -305,7 +341,7 @@ class Superblocks(wiring.Component):
 
     def _share_lines(self, m: Module) -> None:
         """So are the words of the page line, and what is kept of superblocks."""
-        survey, lists, kept, words = self._survey, self._lists, self._kept, self._words
+        survey, kept, words = self._survey, self._kept, self._words
         writer, list_writer = self._writer, self._list_writer
         connect(m, flipped(self.kept_read), kept.reads[1])
         connect(m, writer.kept_read, kept.reads[0])
@@ -326,7 +362,8 @@ class Superblocks(wiring.Component):
                     user.words.ready.eq(words.words.ready),
                 ]
         asked = self.line_read.request
-        for user, has in ((survey, ~lists.reads), (lists, lists.reads)):
+        readers = ((one, one.reads) for one in self._readers)
+        for user, has in ((survey, ~self._reads), *readers):
             inner = user.line_read
             with m.If(has):
                 m.d.comb += [

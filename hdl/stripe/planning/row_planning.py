@@ -101,7 +101,11 @@ class RowPlanning(wiring.Component):
     begun
         With ``intent_chunks``: a row that may be written, before its drives are judged. A walk that
         only writes what it cannot read is told of once that has happened. What such walks write to
-        stale drives, as REBUILD does, is marked already or is there already.
+        stale drives, as REBUILD does, is marked already or is there already. With
+        ``durable_marks`` a row that ``asks`` waits for ``lets``. Walks but ZERO leave a row as
+        consistent as it was, and do not ask.
+    lets
+        With ``durable_marks``: row slots that may be written, each once for each that has asked.
     exists
         With ``array_shares``, a bit an array: it exists.
     ended
@@ -127,6 +131,7 @@ class RowPlanning(wiring.Component):
                 "line_read": In(TableRead(slot + role_bits(config), config.line_bits)),
                 "mend": Out(MendRequest(config)),
                 "begun": Out(stream.Signature(intention(config))),
+                "lets": In(stream.Signature(slot)),
                 "exists": In(config.arrays),
                 "ended": In(Pulse(slot)),
                 "busy": Out(1),
@@ -159,6 +164,7 @@ class RowPlanning(wiring.Component):
         self._slot = Signal(slot)
         self._retried = Signal()  # its reads have failed
         self._waited = Signal()  # for its share
+        self._asks = Signal()  # it has not been let write yet
         self._todo = todo = Signal(program(config))
         self._row = row = self.row_read.data
         self._geometry = geometry = self.reads.geometry.data
@@ -249,6 +255,8 @@ class RowPlanning(wiring.Component):
         waiting = fsm.ongoing("ALLOCATE") & (self._pending != 0) & ~self.allocate.valid
         calls = Const(0) if self._share is None else self._share.calls
         idle = fsm.ongoing("TAKE") & ~launches.output.valid & ~retries.output.valid & ~calls
+        if self._config.durable_marks:
+            idle &= ~self.lets.valid
         m.d.comb += self.busy.eq(
             ~(waiting | idle) | (launches.level != 0) & idle | (retries.level != 0) & idle
         )
@@ -491,7 +499,7 @@ class RowPlanning(wiring.Component):
         share = self._share
         launches, retries = self._launches.output, self._retries.output
         with m.State("TAKE"):
-            m.d.sync += [self._retried.eq(retries.valid), self._waited.eq(0)]
+            m.d.sync += [self._retried.eq(retries.valid), self._waited.eq(0), self._asks.eq(0)]
             first_of = m.If
             if share is not None:
                 first_of = m.Elif
@@ -504,13 +512,19 @@ class RowPlanning(wiring.Component):
                             self._retried.eq(self._refusals.reads[0].data),
                         ]
                         m.next = "READ-ROW"
+            if self._config.durable_marks:
+                with first_of(self.lets.valid):
+                    m.d.comb += self.lets.ready.eq(1)
+                    m.d.sync += [self._slot.eq(self.lets.payload), self._retried.eq(0)]
+                    m.next = "READ-ROW"
+                first_of = m.Elif
             with first_of(retries.valid):
                 m.d.comb += retries.ready.eq(1)
                 m.d.sync += self._slot.eq(retries.payload)
                 m.next = "READ-ROW"
             with m.Elif(launches.valid):
                 m.d.comb += launches.ready.eq(1)
-                m.d.sync += self._slot.eq(launches.payload)
+                m.d.sync += [self._slot.eq(launches.payload), self._asks.eq(1)]
                 m.next = "READ-ROW"
         with m.State("READ-ROW"):
             m.next = "READ-GEOMETRY"
@@ -538,6 +552,13 @@ class RowPlanning(wiring.Component):
                 m.d.comb += self.begun.valid.eq(intends)
                 with m.If(intends & ~self.begun.ready):
                     m.next = "READ-GEOMETRY"
+                if config.durable_marks:
+                    # Other walks leave rows as consistent as they have found them.
+                    writes = ~self._walks | (row.walk.kind == WalkKind.ZERO)
+                    asks = intends & self._asks & writes
+                    m.d.comb += self.begun.payload.asks.eq(asks)
+                    with m.If(asks & self.begun.ready):
+                        m.next = "TAKE"
         with m.State("LOCATE"):
             self._begin_program(m)
             m.d.sync += [self._wrapped.eq(0), self._place.eq(row.shift), self._migrates.eq(0)]

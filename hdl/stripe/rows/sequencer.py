@@ -128,7 +128,7 @@ class Sequencer(wiring.Component):
     fail
         Ports whose drive is to be given up.
     flush, flushed
-        Those of a user of `hdl.drive.flusher.Flusher`.
+        ``operation`` and ``finished`` of `hdl.stripe.rows.row_flushes.RowFlushes`.
     busy
         Something moves.
     restarts
@@ -138,8 +138,8 @@ class Sequencer(wiring.Component):
     mends
         With ``background``: rows that are to be mended. Those of the first are of reads. Those of
         the second are rows that a host has written, of which blocks were made unreadable.
-    begun
-        With ``intent_chunks``: as for `RowPlanning`.
+    begun, lets
+        With ``intent_chunks``, and with ``durable_marks``: as for `RowPlanning`.
     exists
         With ``array_shares``: bit an array, as for `RowPlanning`.
 
@@ -170,8 +170,8 @@ class Sequencer(wiring.Component):
                 "recovered": Out(stream.Signature(landed(config))),
                 "recover_failed": Out(stream.Signature(committed(config))),
                 "fail": Out(stream.Signature(config.port_bits)),
-                "flush": Out(stream.Signature(MAX_DRIVES)),
-                "flushed": In(stream.Signature(MAX_DRIVES)),
+                "flush": Out(stream.Signature(operation(config))),
+                "flushed": In(stream.Signature(finished(config))),
                 "retired": Out(stream.Signature(slot)),
                 "filled": Out(stream.Signature(slot)),
                 "piece": In(stream.Signature(piece(config))),
@@ -179,6 +179,7 @@ class Sequencer(wiring.Component):
                 "walked": Out(stream.Signature(walked(config))),
                 "mends": Out(MendRequest(config)).array(2),
                 "begun": Out(stream.Signature(intention(config))),
+                "lets": In(stream.Signature(slot)),
                 "exists": In(config.arrays),
                 "busy": Out(1),
             }
@@ -336,6 +337,7 @@ class Sequencer(wiring.Component):
         connect(m, flipped(self.arrays), planning.arrays)
         connect(m, planning.mend, flipped(self.mends[0]))
         connect(m, planning.begun, flipped(self.begun))
+        connect(m, flipped(self.lets), planning.lets)
         connect(m, flipped(self.allocate), planning.allocate)
         m.d.comb += [
             planning.again.payload.eq(self._slot),
@@ -467,10 +469,13 @@ class Sequencer(wiring.Component):
             self.recover_failed.payload.status.eq(Status.UNRECOVERED_READ),
             self.filled.payload.eq(self._slot),
             flushes.request.payload.slot.eq(self._slot),
+            flushes.request.payload.array.eq(program.array),
             flushes.request.payload.ports.eq(self._holders),
         ]
-        connect(m, flushes.ask, flipped(self.flush))
-        connect(m, flipped(self.flushed), flushes.told)
+        connect(m, flushes.operation, flipped(self.flush))
+        connect(m, flipped(self.flushed), flushes.finished)
+        for inner, count in zip(flushes.restarts, self.restarts, strict=True):
+            m.d.comb += inner.eq(count)
 
     def _absent(self) -> Value:
         """Blocks that had no drive as the row was planned, and need others' caches all the same.
