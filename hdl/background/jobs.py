@@ -210,6 +210,8 @@ class Jobs(wiring.Component):
         self._dirty = Signal()
         self._pause = Signal(range(VERDICT_CYCLES + 1))
 
+        self._looks_again = Signal()  # what is to be walked has changed
+
         # The boundary of the array at hand moves, or goes back to its first row.
         self._moves = Signal()
         self._restarts = Signal()
@@ -240,6 +242,9 @@ class Jobs(wiring.Component):
             followed = self.follow.payload
             with m.If(self.follow.valid & self.control.unsynced.bit_select(followed, 1)):
                 m.d.sync += self.torn.bit_select(followed, 1).eq(1)
+                # Its RESYNC may have begun to walk all rows.
+                with m.If(followed == self._array):
+                    m.d.sync += self._looks_again.eq(1)
         self._conclude(m)
         return m
 
@@ -529,6 +534,7 @@ class Jobs(wiring.Component):
                 m.next = "BEGIN"
             with m.Elif(self.ask.ready):
                 m.next = "FOLLOW"
+            m.d.sync += self._looks_again.eq(0)
 
         with m.State("FOLLOW"):
             m.d.comb += self.answer.ready.eq(1)
@@ -553,6 +559,7 @@ class Jobs(wiring.Component):
                     self.control.order.valid
                     | (self._others & (rows == SLICE_ROWS))
                     | self._pointless
+                    | self._looks_again
                 ),
                 self._jobs.write.enable.eq(self._dirty),
                 self._moves.eq(rebuilds & advanced),
