@@ -88,7 +88,9 @@ class Bench:
         self.needed: set[int] = set()
         self.reported: set[int] = set()
         self.told: list[int] = []
-        TableServer(dut, "geometry_read", lambda array: self._geometry(self.arrays[array]))
+        self.gone: set[int] = set()
+        """Arrays that have been deleted."""
+        TableServer(dut, "geometry_read", self._geometry)
         TableServer(dut, "member_read", self._member)
         TableServer(dut, "record_read", self._record)
         self.page = StreamSource(dut, "page")
@@ -104,6 +106,7 @@ class Bench:
         dut.first_line.value = FIRST_LINE
         dut.settled.value = 1
         dut.essential.value = dut.drives__failed.value = 0
+        dut.drives__used.value = (1 << CONFIG.ports) - 1
 
     def _shape(self, array: int) -> Shape:
         """A random array on ports of its own."""
@@ -113,8 +116,10 @@ class Bench:
         return Shape(level, ports, choose.randrange(1, 1 << choose.choice((7, 12, 27, 32))),
                      choose.randbytes(16))  # fmt: skip
 
-    @staticmethod
-    def _geometry(one: Shape) -> int:
+    def _geometry(self, array: int) -> int:
+        one = self.arrays[array]
+        if array in self.gone:
+            return 0
         width = len(one.ports)
         copies = {Level.RAID1: width, Level.RAID10: 2}.get(one.level, 1)
         fields = {"level": one.level, "width": width, "copies": copies, "spans": 1}
@@ -287,7 +292,29 @@ async def a_drive_that_hangs_holds_up_its_array_only(dut):
     bench.check(0, first)
 
 
-TESTS = ["pages_are_stored", "a_drive_that_hangs_holds_up_its_array_only"]
+@cocotb.test(timeout_time=10, timeout_unit="ms")
+async def nothing_goes_to_who_has_left(dut):
+    """An array is deleted as its page is made, or a member leaves."""
+    bench = Bench(dut)
+    await start(dut)
+    bench.begin(0)
+    await cycles_pass(dut.clk, 100)
+    left = bench.arrays[0].ports[0]
+    dut.drives__used.value = ((1 << CONFIG.ports) - 1) & ~(1 << left)
+    await bench.wait(0)
+    assert set(bench.sent) == {*bench.arrays[0].ports[1:]}
+    bench.begin(1)
+    await cycles_pass(dut.clk, 100)
+    bench.gone.add(1)
+    await bench.wait(1)
+    assert not {*bench.arrays[1].ports} & {*bench.sent}
+
+
+TESTS = [
+    "pages_are_stored",
+    "a_drive_that_hangs_holds_up_its_array_only",
+    "nothing_goes_to_who_has_left",
+]
 
 
 def test_bitmap_writer():

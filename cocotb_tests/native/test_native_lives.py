@@ -29,6 +29,7 @@ from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
 from hdl.metadata.keeper import Keeper
 from hdl.metadata.withheld import Withheld
+from hdl.stripe.planning.row_planning import RowPlanning
 from sim.golden.intent_bitmap import HEAD_BYTES
 from sim.golden.superblock import CLEAN, Superblock
 from sw.driver import background, raid
@@ -894,6 +895,15 @@ class AlwaysClean(Keeper):
         return m
 
 
+class NeverAsks(RowPlanning):
+    """A planted bug: rows are written whatever the drives have marked."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self.begun.payload.asks.eq(0)
+        return m
+
+
 @pytest.mark.slow
 def test_writes_to_one_copy_are_found(monkeypatch):
     monkeypatch.setattr("hdl.core.Withheld", TellsAll)
@@ -918,6 +928,13 @@ def test_an_old_superblock_is_found(monkeypatch):
 def test_planted_bugs_are_found(bug, monkeypatch):
     monkeypatch.setattr("hdl.metadata.metadata.Keeper", bug)
     with pytest.raises(AssertionError):
+        lived_by_seeds(partial(Controller, config=CONFIG))
+
+
+@pytest.mark.slow
+def test_rows_that_never_wait_for_marks_are_found(monkeypatch):
+    monkeypatch.setattr("hdl.stripe.rows.sequencer.RowPlanning", NeverAsks)
+    with pytest.raises(AssertionError, match="are torn, and not marked"):
         lived_by_seeds(partial(Controller, config=CONFIG))
 
 

@@ -270,8 +270,11 @@ class BitmapWriter(wiring.Component):
                     m.next = "TELL"
 
     def _send(self, m: Module) -> None:
-        """The states ASK to SEND, of a member."""
-        failed = self.drives.failed.bit_select(self._port, 1)
+        """The states ASK to SEND, of a member. The array may be deleted meanwhile, or the member
+        leave."""
+        drives = self.drives
+        stays = self.geometry_read.data.valid & drives.used.bit_select(self._port, 1)
+        failed = drives.failed.bit_select(self._port, 1) | ~stays
         with m.State("ASK"):
             m.next = "NOTE"
 
