@@ -6,16 +6,20 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
+from amaranth.hdl import Module
 
 from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import Card, Volume
 from cocotb_tests.native.native_drives import CAPACITY, FAST
 from cocotb_tests.native.native_jobs import POLL_NS, replaced
 from cocotb_tests.native.native_lives import CONFIG as METADATA
+from cocotb_tests.native.native_planted import plant
 from hdl.background.jobs import JobState
+from hdl.background.pace import Pace
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
+from hdl.kit.clock import NEVER
 from sim.native.parameters import MICROSECOND, DriveParameters, Hdd, Ssd, link_rate
 from sw.driver import background, raid
 from sw.driver.commands import Register
@@ -66,7 +70,7 @@ def jumps_change_nothing(
             else:
                 card.check(volume)
             outcomes.append(outcome(card, jumping=jumping))
-    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] == outcomes[1], "jumps have changed something"
 
 
 def outcome(card: Card, *, jumping: bool) -> tuple:
@@ -219,3 +223,19 @@ async def shut_down(card: Card) -> Volume:
 def test_jumps_change_no_trouble(main, config):
     """The recovery ladder, a job that rests, resets and superblocks, too."""
     jumps_change_nothing(main, drives=[FAST] * config.ports, config=config)
+
+
+class NeverWakes(Pace):
+    """Planted bug: nothing is said of when the rest of a job ends."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self.deadline.eq(NEVER)
+        return m
+
+
+@pytest.mark.slow
+def test_a_deadline_that_is_missing_is_found(monkeypatch):
+    plant(monkeypatch, "hdl.background.background.Pace", NeverWakes)
+    with pytest.raises(AssertionError, match="jumps have changed something"):
+        jumps_change_nothing(rebuild, drives=[FAST] * USUAL.ports, config=USUAL)
