@@ -45,6 +45,7 @@ FEATURES = {
     "master": "bus mastering goes off and on under load: nothing leaves, and nothing is lost",
     "masks": "MSI-X, its function mask and its vectors are switched under load",
     "link": "some runs on a link that makes trouble: few credits, waits, completions in any order",
+    "memory": "runs whose host memory lies below 4 GiB, far above, or across",
     "wrap": "some runs in which the card's clock wraps, as it does every 13 days",
     "forget": "some runs on drives that have lost their cache when their port is reset",
     "sizes": "some runs on other controllers: narrow, starved, wide, deep, plain, drawn at random",

@@ -9,12 +9,12 @@ block must hold the data that was written.
 import random
 
 from campaign.array import Array
-from campaign.card import Card, Group, Outcome, Stuck
+from campaign.card import MEMORY_BYTES, Card, Group, Outcome, Stuck
 from campaign.faults import Faults
 from campaign.features import ALL
 from campaign.jobs import Jobs
 from campaign.lifetimes import Lifetimes
-from campaign.links import link_of
+from campaign.links import link_of, placed
 from campaign.masks import Masks
 from campaign.mastering import Mastering
 from campaign.members import Members
@@ -87,10 +87,13 @@ class Run:
         )
         drive = choose.choice(kinds)
         self._link = link_of(seed, troubled="link" in features)
+        if "memory" in features:
+            self._link = placed(self._link, self._generator("memory"), MEMORY_BYTES)
         self.outcome = Outcome(title=f"seed {seed}, {self.size}")
         self._drive = drive.changed(volatile_cache=True, reset_loses_cache=self._draw_forgets())
         if self._link.hold_every:
             self.outcome.title += ", a troubled link"
+        self.outcome.title += f", memory at {self._link.memory_base:#x}"
         self._begin = self._draw_begin()
 
     def _draw_forgets(self) -> bool:

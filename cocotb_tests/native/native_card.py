@@ -4,6 +4,7 @@ import random
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, replace
 
+from campaign.links import placed
 from cocotb_tests.system.controller_bench import CONFIG
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config, board
 from hdl.flow.geometry import Level
@@ -56,7 +57,8 @@ class Card:
     drives
         One a port; shorter lists leave the last ports empty.
     seed
-        Of contents and accesses, and of what drives forget.
+        Of contents and accesses, and of what drives forget. Seed and drives say where host memory
+        lies.
     jumping
         As for `Harness`.
     queue_pairs
@@ -88,6 +90,9 @@ class Card:
         self.random = random.Random(f"{seed}/card")
         config = config or replace(board(PORTS), parities=parities)
         padded = [*drives, *[None] * (config.ports - len(drives))]
+        link = placed(
+            link or LinkParameters(), random.Random(f"{seed}/{drives}/memory"), MEMORY_BYTES
+        )
         self.card = SimulatedCard(
             config, padded, link=link, memory_bytes=MEMORY_BYTES, jumping=jumping, seed=seed
         )

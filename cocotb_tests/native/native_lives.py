@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 
 from amaranth.lib import wiring
 
+from campaign.links import placed
 from cocotb_tests.native.native_jobs import POLL_NS
 from cocotb_tests.native.native_marks import check_marks
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config
 from hdl.flow.geometry import Level
-from sim.native.parameters import MICROSECOND, Ideal
+from sim.native.parameters import MICROSECOND, Ideal, LinkParameters
 from sw.driver import background, raid
-from sw.driver.card import SimulatedCard
+from sw.driver.card import MEMORY_BYTES, SimulatedCard
 from sw.driver.commands import JOB_RUNNING, NvmeError
 from sw.driver.nvme import Register
 
@@ -179,10 +180,12 @@ class Lives:
         """Power is there, and goes at the end without a warning. What drives have not stored may
         be lost then. Drives that were pulled are there the next time, with what they held."""
         self.seen["lives"] += 1
+        seed = self._seed + self.seen["lives"]
         with SimulatedCard(
             CONFIG,
             [DRIVE] * CONFIG.ports,
-            seed=self._seed + self.seen["lives"],
+            link=placed(LinkParameters(), random.Random(f"{seed}/memory"), MEMORY_BYTES),
+            seed=seed,
             identity=identity,
             component=self._component,
         ) as card:

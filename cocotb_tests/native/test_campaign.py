@@ -15,6 +15,7 @@ from campaign.array import Array
 from campaign.budget import Budget
 from campaign.durable import DurableModel
 from campaign.features import ALL, selected
+from campaign.links import placed
 from campaign.masks import PENDING_BITS, Masks
 from campaign.run import Run
 from campaign.sizes import DRAWN, SIZES, drawn, size_of
@@ -29,6 +30,7 @@ from sim.golden.nvme import (
     WRITE_ZEROES,
 )
 from sim.native.harness import Harness
+from sim.native.parameters import LinkParameters
 from sw.driver import background
 from sw.driver.commands import Io
 from sw.driver.native import NativeTransport
@@ -56,6 +58,21 @@ def test_every_controller(size):
     outcome = Run(seed, features=ALL).run()
     print(f"SEED={seed}: {outcome}")
     assert size in outcome.title
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 26, 1 << 30])
+def test_memory_is_anywhere(memory_bytes):
+    """Below 4 GiB, above, and across, in pages, and never where BAR 0 or messages are."""
+    places = set()
+    for seed in range(SEED, SEED + 200):
+        link = placed(LinkParameters(), random.Random(seed), memory_bytes)
+        first, end = link.memory_base, link.memory_base + memory_bytes
+        assert first > 0 and end <= 1 << 63 and first % 4096 == 0
+        for window in (link.bar_base, link.msi_base):
+            assert end <= window or first >= window + (1 << 20), f"{link}"
+        places.add((first >> 32 > 0, end - 1 >> 32 > 0, link.msi_base >> 32 > 0))
+        assert not first < 1 << 32 < end or (1 << 32) - first <= 16 << 20
+    assert places == {(*where, far) for where in ((0, 0), (1, 1), (0, 1)) for far in (0, 1)}
 
 
 def test_drawn_controllers_differ():

@@ -35,10 +35,8 @@ from sim.golden.nvme import (
 from sim.native.parameters import (
     MICROSECOND,
     NANOSECOND,
-    Hdd,
     Ideal,
     LinkParameters,
-    Ssd,
     link_rate,
 )
 from sw.characterise.measure import Point, measure
@@ -50,19 +48,6 @@ from sw.workload.profiles import PROFILES
 
 SEED = int(os.environ.get("SEED") or "1")
 COMMANDS = 150
-SLOW_HDD = Hdd(
-    capacity=CAPACITY,
-    rate=link_rate(6),
-    half_duplex=True,
-    revolution_ps=400 * MICROSECOND,
-    settle_ps=50 * MICROSECOND,
-    seek_root_ps=200 * MICROSECOND,
-    seek_linear_ps=50 * MICROSECOND,
-    write_settle_ps=20 * MICROSECOND,
-    cache_blocks=64,
-    read_ahead_blocks=16,
-)
-SLOW_SSD = Ssd(capacity=CAPACITY, rate=link_rate(12), dies=4)
 
 LEVELS = [
     pytest.param(Level.RAID0, 5, {}, id="RAID0"),
@@ -286,44 +271,6 @@ def test_phases_add_up():
         flights = reads * (4 * link.propagation_ps + link.memory_read_ps)
         wires = spent_ns * NANOSECOND - inside - drive - flights
         assert 0 < wires < reads * 120 * NANOSECOND, f"{wires / reads / NANOSECOND} ns a read"
-
-
-@pytest.mark.parametrize("until", ["done", pytest.param("idle", marks=pytest.mark.slow)])
-def test_jumps_change_nothing(until):
-    """Without time jumps: the same data, completion times and counters, in slow drives' time.
-
-    The slow one goes on until no timer runs any more, a few hundred milliseconds of nothing.
-    """
-    outcomes = []
-    for jumping in (True, False):
-        drives = [SLOW_HDD, SLOW_SSD, FAST, SLOW_HDD, SLOW_SSD]
-        with Card(drives, seed=SEED, jumping=jumping) as card:
-
-            async def main(card: Card = card) -> Volume:
-                volume = await card.create(Level.RAID5, range(5))
-                await card.load(volume, 40, workers=6, longest=12)
-                return volume
-
-            volume = card.run(main())
-            if until == "idle":
-                card.finish(volume)
-            else:
-                card.check(volume)
-            statistics = card.harness.statistics()
-            skipped = statistics.pop("cycles_skipped")
-            evaluated = statistics.pop("cycles_evaluated")
-            assert (statistics.pop("jumps") > 0) == jumping == (skipped > 0)
-            assert not jumping or skipped > evaluated
-            ports = range(PORTS)
-            outcomes.append(
-                (
-                    card.ends_ns,
-                    statistics,
-                    [card.harness.drive_statistics(port) for port in ports],
-                    [card.harness.drive_latencies(port) for port in ports],
-                )
-            )
-    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize(

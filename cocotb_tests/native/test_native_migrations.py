@@ -3,17 +3,21 @@
 import os
 
 import pytest
+from amaranth.hdl import Module
 
 from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import PORTS, Card, Volume
 from cocotb_tests.native.native_jobs import FAST, POLL_NS, POLLS, ROWS, finished, replaced
+from cocotb_tests.native.native_planted import plant
+from hdl.array.references import References
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
-from sim.golden.layout import Place
-from sim.golden.nvme import JOB_RUNNING, UNRECOVERED_READ
+from sim.card.volume_model import VolumeModel
+from sim.golden.layout import Layout, Place
+from sim.golden.nvme import IN_USE, JOB_RUNNING, UNRECOVERED_READ
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError
@@ -245,6 +249,129 @@ def test_the_new_drive_refuses_the_last_writes(level, members):
         assert statuses == {0} and set(ended) == {0}, (statuses, ended)
         assert states == {ArrayState.OPTIMAL}
         card.finish(volume)
+
+
+async def taken_at_once(card: Card, port: int) -> Volume:
+    """A new array of a drive, as soon as the card gives it away."""
+    nvme = card.nvme
+    while True:
+        try:
+            number = await raid.create_array(nvme, Level.JBOD, [port], assume_consistent=True)
+            break
+        except NvmeError as error:
+            if error.status != IN_USE:
+                raise
+            await card.card.transport.sleep(1_000)
+    namespace = await raid.create_volume(nvme, number)
+    return Volume(
+        array=number,
+        namespace=namespace,
+        layout=Layout(Level.JBOD.name, 1, 4),
+        ports=[port],
+        rows=ROWS,
+        model=VolumeModel([card.stored(port, row) for row in range(ROWS)]),
+    )
+
+
+def leaves_with_commands(level: Level, members: int, *, slow: bool) -> bool:
+    """Member 0 leaves at the end of its migration while commands wait at its drive, which is late
+    to end them, or, if it is ``slow``, to begin. The drive is used again at once. Returns whether
+    it still had some of them when a new array had it."""
+    old, reads, writes = 0, 20, 0 if slow else 4
+    kind = FAST.changed(latency_ps=2_000 * MICROSECOND) if slow else FAST
+    with Card([kind, *[FAST] * (PORTS - 1)], seed=SEED, config=USUAL) as card:
+        volume = card.run(card.create(level, range(members), strip_blocks=1))
+        nvme, transport = card.nvme, card.card.transport
+        blocks = [
+            block
+            for block in range(len(volume.model))
+            if volume.layout.copies_of(block)[0].position == 0
+        ]
+        ended: list[int] = []
+
+        def inside() -> int:
+            return card.harness.drive_statistics(old)["outstanding"]
+
+        async def read(block: int) -> None:
+            assert await card.read(volume, block, 1, card.buffer(1), block % 2) == 0
+            ended.append(block)
+
+        async def write(which: Volume, first: int, count: int) -> None:
+            assert await card.write(which, first, count, card.buffer(count), 0, fua=False) == 0
+            ended.append(first)
+
+        async def leave() -> tuple[Volume, bool]:
+            card.harness.drive_fault(NEW, 0)
+            while (await raid.arrays(nvme))[0].members[0].port != NEW:
+                await transport.sleep(500)
+            assert inside() and len(ended) < reads + writes, "nothing is queued at the old drive"
+            other = await taken_at_once(card, old)
+            assert len(ended) == reads + writes, "the drive was given away too early"
+            late = bool(inside())
+            await card.together(write(other, first, 8) for first in range(0, ROWS, 8))
+            return other, late
+
+        async def scenario() -> tuple[Volume, bool]:
+            await background.set_rate(nvme, 100)
+            card.harness.drive_fault(NEW, -1, at_end=True, delay_ns=400_000)
+            await background.migrate_member(nvme, volume.array, 0, NEW)
+            while (job := await background.job(nvme, volume.array)).row < ROWS:
+                await transport.sleep(5 * POLL_NS)
+            assert job.state == JobState.RUNNING, "too late"
+            if not slow:
+                card.harness.drive_fault(old, -1, delay_ns=300_000)
+            for block in blocks[:reads]:
+                transport.spawn(read(block))
+            for block in blocks[reads : reads + writes]:
+                transport.spawn(write(volume, block, 1))
+            await transport.sleep(20_000)
+            other, late = await leave()
+            await card.read_all(other)
+            card.harness.drive_fault(old, 0)
+            job = await finished(card, volume.array)
+            assert (job.kind, job.state) == (WalkKind.MIGRATE, JobState.DONE), job
+            replaced(card, volume, old, NEW)
+            await card.load(volume, 30)
+            await card.read_all(volume)
+            await card.read_all(other)
+            return other, late
+
+        other, late = card.run(scenario())
+        card.finish(volume, other)
+        return late
+
+
+@pytest.mark.parametrize(
+    ("level", "members"),
+    [
+        pytest.param(Level.JBOD, 1, id="JBOD"),
+        pytest.param(Level.RAID0, 3, id="RAID0", marks=pytest.mark.slow),
+        pytest.param(Level.RAID1, 2, id="RAID1", marks=pytest.mark.slow),
+        pytest.param(Level.RAID5, 4, id="RAID5"),
+    ],
+)
+@pytest.mark.parametrize("slow", [False, True], ids=["late", "slow"])
+def test_a_member_leaves_with_commands(level, members, slow):
+    """Its drive is not given away before they have ended. If it is so slow that the card has reads
+    elsewhere, they have ended for the card, but not for the drive: nobody gets what it sends."""
+    late = leaves_with_commands(level, members, slow=slow)
+    assert late or not slow or level not in (Level.RAID1, Level.RAID5)
+
+
+class WaitsForNobody(References):
+    """Planted bug: changes of the tables do not wait for those who are inside."""
+
+    def _wait(self, m: Module) -> None:
+        for state in ("WAIT-COMMANDS", "WAIT-ROWS"):
+            with m.State(state):
+                m.next = "ANSWER"
+
+
+@pytest.mark.slow
+def test_a_drive_that_is_given_away_too_early_is_found(monkeypatch):
+    plant(monkeypatch, "hdl.core.References", WaitsForNobody)
+    with pytest.raises(AssertionError, match="given away too early"):
+        leaves_with_commands(Level.JBOD, 1, slow=True)
 
 
 @pytest.mark.parametrize("first", [True, False])

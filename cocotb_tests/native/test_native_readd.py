@@ -9,8 +9,8 @@ from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import PORTS, Card, Volume
 from cocotb_tests.native.native_forgetful import FORGETFUL
 from cocotb_tests.native.native_jobs import finished
+from cocotb_tests.native.native_planted import plant
 from hdl.background.jobs import JobState
-from hdl.controller import Controller
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
@@ -22,7 +22,6 @@ from sim.golden.nvme import (
     NOT_REDUNDANT,
     OTHER_DRIVE,
 )
-from sim.native.harness import Harness
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError
 
@@ -292,6 +291,9 @@ def test_a_rebuild_of_a_failed_array_destroys_nothing():
         card.finish(volume)
 
 
+SEQUENCER = "hdl.core.Sequencer"
+
+
 class MarksOtherRows(Sequencer):
     """Planted bug: half way to the row that is written is what is marked."""
 
@@ -323,23 +325,13 @@ class MarksRow0(Sequencer):
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", [MarksArray0, MarksRow0])
 def test_marks_elsewhere_are_found(bug, monkeypatch):
-    plant(monkeypatch, bug)
+    plant(monkeypatch, SEQUENCER, bug)
     with pytest.raises(AssertionError):
         marks_are_those_of_the_array()
 
 
 @pytest.mark.slow
 def test_a_chunk_left_out_is_found(monkeypatch):
-    plant(monkeypatch, MarksOtherRows)
+    plant(monkeypatch, SEQUENCER, MarksOtherRows)
     with pytest.raises(AssertionError):
         catches_up(Level.RAID5, 5, {})
-
-
-def plant(monkeypatch, bug: type[Sequencer]) -> None:
-    """From now on cards have a bug."""
-    monkeypatch.setattr("hdl.core.Sequencer", bug)
-
-    def planted(config, **options):
-        return Harness(config, **{**options, "component": lambda: Controller(config=config)})
-
-    monkeypatch.setattr("sw.driver.card.Harness", planted)

@@ -13,13 +13,24 @@ from sim.checkout import ROOT
 TESTS = ("link", "drives", "rules", "harness")
 TOO_SLOW = "not everything_at_once"
 """Bounds the harness's own speed, which the checks cost."""
-PLANTED = """
+SETUP = """
 import ctypes
-from sim.native.models import _library
+from sim.native.harness import field_array, int_array
+from sim.native.models import RESULT_VALUES, _library
+from sim.native.parameters import LinkParameters
 library = _library()
-library.striata_bench_write((ctypes.c_int64 * 3)(), 64, 1, (ctypes.c_int64 * 1)())
+link = field_array(library, "link", LinkParameters())
 """
-"""Too few link parameters: read past the end of the array that holds them."""
+PLANTED = {
+    # Too few link parameters: read past the end of the array that holds them.
+    "AddressSanitizer": "library.striata_bench_write(int_array(link[:3]), 64, 1, int_array([0]))",
+    # Offset and length have no sum in 64 bits.
+    "runtime error: signed integer overflow": (
+        "results = int_array([0] * RESULT_VALUES)\n"
+        "library.striata_bench_read(int_array(link), (1 << 63) - 4, 4, 1, 1, results)"
+    ),
+}
+"""What is found, and what plants it."""
 
 
 def sanitized(arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -56,9 +67,10 @@ def test_models_under_sanitizers():
 
 
 @pytest.mark.slow
-def test_sanitizers_find_what_is_planted():
-    """A read past the end of an array ends the process."""
-    result = sanitized(["-c", PLANTED])
+@pytest.mark.parametrize("message", PLANTED, ids=["address", "undefined"])
+def test_sanitizers_find_what_is_planted(message):
+    """A read past the end of an array, and a sum that overflows, end the process."""
+    result = sanitized(["-c", SETUP + PLANTED[message]])
     print(result.stdout[-4000:])
     assert result.returncode != 0
-    assert "AddressSanitizer" in result.stdout
+    assert message in result.stdout

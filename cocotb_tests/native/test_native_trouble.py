@@ -7,6 +7,8 @@ import pytest
 
 from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import PORTS, WITHOUT_SHARES, Card, Volume
+from cocotb_tests.native.native_planted import plant
+from cocotb_tests.nvme.nvme_heads import TellsWhatWasAskedFor
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
@@ -56,6 +58,21 @@ def test_load_on_a_troubled_link(level):
     assert counted["rq_stall_cycles"] > 1000
     assert counted["rc_shared_beats"] > 10
     assert not counted["stray_reads"] and not counted["stray_writes"]
+
+
+@pytest.mark.slow
+def test_slots_given_back_too_early_are_found(monkeypatch):
+    """A card that reports entries whose read was only asked for gets what the driver has put in
+    their slots, on a link without trouble too."""
+    plant(monkeypatch, "hdl.nvme.queues.queues.EntryRing", TellsWhatWasAskedFor)
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> None:
+            volume = await card.create(Level.RAID0, range(4))
+            await card.load(volume, COMMANDS)
+
+        with pytest.raises(RuntimeError, match="command 65535, which is not outstanding"):
+            card.run(main())
 
 
 @pytest.mark.parametrize("end", ReadEnd)

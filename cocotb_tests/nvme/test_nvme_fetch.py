@@ -7,9 +7,9 @@ import pytest
 from cocotb.triggers import ClockCycles
 
 from cocotb_tests.nvme.nvme_bench import Bench, bench_config, run_front_end
+from cocotb_tests.nvme.nvme_heads import TellsWhatWasAskedFor
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import wait_until
-from hdl.nvme.queues.entries import EntryRing
 from hdl.nvme.queues.fetch_plan import FetchPlan
 from sim.golden import nvme, nvme_logs
 
@@ -203,19 +203,6 @@ async def admin_waits_for_no_data_path(dut):
 @pytest.mark.parametrize("data_width", [pytest.param(64, marks=pytest.mark.slow), 256])
 def test_nvme_fetch(data_width):
     run_front_end(__name__, data_width=data_width)
-
-
-class TellsWhatWasAskedFor(EntryRing):
-    """A planted bug: an entry counts as arrived when its read is asked for."""
-
-    def elaborate(self, platform):
-        m = super().elaborate(platform)
-        m.d.comb += [
-            self.arrived.valid.eq(self.begin.valid),
-            self.arrived.payload.queue.eq(self.begin.payload.queue),
-            self.arrived.payload.head.eq(self.begin.payload.head),
-        ]
-        return m
 
 
 class SharesRoom(FetchPlan):

@@ -25,6 +25,7 @@ from sw.driver import raid
 from sw.driver.commands import (
     BLOCK_BYTES,
     NAMES,
+    SQE_BYTES,
     Command,
     Completion,
     Io,
@@ -33,7 +34,12 @@ from sw.driver.commands import (
 )
 from sw.driver.loop import Loop
 from sw.driver.native import BufferMemory
-from sw.driver.queue import MOST_TRANSFER_PAGES, QueuePair, QueueStoppedError
+from sw.driver.queue import (
+    MOST_TRANSFER_PAGES,
+    RELEASED_ENTRY,
+    QueuePair,
+    QueueStoppedError,
+)
 from sw.driver.transport import PAGE_BYTES
 
 
@@ -199,6 +205,55 @@ def test_completion_of_another_queue():
     entry = Completion(0, 0, 2, 0, 1, 0, 0, False)
     with pytest.raises(RuntimeError, match="queue 1: completion for a command of queue 2"):
         bench.nvme.queues[0]._take(entry)
+
+
+def test_released_slots_are_overwritten():
+    """NVMe 1.4, 4.6: what the card has released holds no command any more, the rest does."""
+    bench = Bench().start()
+    queue = bench.nvme.queues[0]
+
+    def held() -> list[bool]:
+        slots = range(queue.sq_address, queue.sq_address + DEPTH * SQE_BYTES, SQE_BYTES)
+        return [bench.memory.read(slot, SQE_BYTES) != RELEASED_ENTRY for slot in slots]
+
+    async def main() -> None:
+        for number in range(2 * DEPTH + 3):
+            await bench.nvme.flush(1)
+            slot = number % DEPTH
+            assert not any(held()[: slot + 1]), f"slot {slot} is still that of a command"
+            assert number >= DEPTH or held()[slot + 1 :] == [True] * (DEPTH - slot - 1)
+        for _ in range(3):
+            bench.transport.spawn(bench.nvme.flush(1))
+        await bench.transport.sleep(0)
+        assert [slot for slot, command in enumerate(held()) if command] == [3, 4, 5]
+
+    bench.run(main())
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (3, "queue 1: the card reports head 3 after 1, but the tail is 2 of 8"),
+        (0, "queue 1: the card reports head 0 after 1, but the tail is 2 of 8"),
+        (DEPTH + 1, "queue 1: the card reports head 9 after 1, but the tail is 2 of 8"),
+        (1, "queue 1: command 1 has ended, but head 1 does not cover its entry"),
+    ],
+    ids=["past the tail", "backwards", "no slot", "behind"],
+)
+def test_heads_that_cannot_be(head, message):
+    """SQHD moves within what has been submitted, and covers the command that has ended."""
+    bench = Bench().start()
+    queue = bench.nvme.queues[0]
+
+    async def main() -> None:
+        await bench.nvme.flush(1)
+        bench.transport.spawn(bench.nvme.flush(1))
+        await bench.transport.sleep(0)
+        (identifier,) = queue.commands
+        queue._take(Completion(0, head, 1, identifier, 1, 0, 0, False))
+
+    with pytest.raises(RuntimeError, match=message):
+        bench.run(main())
 
 
 def test_lost_command():

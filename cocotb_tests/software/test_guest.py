@@ -220,7 +220,7 @@ def test_function_reset():
 
 
 @pytest.mark.parametrize(
-    "code", [pytest.param(0, id="128", marks=pytest.mark.slow), pytest.param(1, id="256")]
+    "code", [pytest.param(0, id="128"), pytest.param(1, id="256", marks=pytest.mark.slow)]
 )
 def test_sizes_are_the_guest_s(code):
     """Card and link keep to the sizes and tags that the guest sets, and no others."""

@@ -9,6 +9,9 @@ PRP_ENTRY_BYTES = 8
 PRP_ALIGNMENT = 4
 """Alignment of data in its first page. Address bits 1:0 are reserved (NVMe 1.4 section 4.3)."""
 MOST_TRANSFER_PAGES = PAGE_BYTES // PRP_ENTRY_BYTES
+RELEASED_ENTRY = b"\xff" * SQE_BYTES
+"""What a slot holds once the card has given it back. Nobody has such an opcode, and no command such
+an identifier, so a card that reads it after all is found out."""
 
 
 class QueueStoppedError(Exception):
@@ -49,10 +52,13 @@ class QueuePair:
         self._list_stride = 1 << max(self._list_bytes - 1, 0).bit_length()
         self._lists = transport.memory.allocate(depth * self._list_stride)
         self._sq_tail = 0
+        self._sq_head = 0  # as the card has reported it
         self._cq_head = 0
         self._phase = 1
         self._free = deque(range(depth - 1))
         self._waiting: dict[int, Event] = {}
+        self._submitted = self._released = 0  # entries since the queue is there
+        self._turns: dict[int, int] = {}  # which entry each outstanding command is
         self._done: dict[int, Completion] = {}
         self._room = transport.event()
         self._closed = self._deaf = self._stopped = False
@@ -148,6 +154,8 @@ class QueuePair:
             raise
         event = self._transport.event()
         self._waiting[identifier] = event
+        self._turns[identifier] = self._submitted
+        self._submitted += 1
         entry = self.sq_address + self._sq_tail * SQE_BYTES
         self._transport.memory.write(entry, packed)
         self._sq_tail = (self._sq_tail + 1) % self.depth
@@ -202,7 +210,31 @@ class QueuePair:
                 f"queue {self.identifier}: completion for command {completion.identifier}, "
                 "which is not outstanding"
             )
+        self._release(completion)
         self._done[completion.identifier] = completion
         self._free.append(completion.identifier)
         self._room.set()
         event.set()
+
+    def _release(self, completion: Completion) -> None:
+        """Takes back the slots that a completion releases (NVMe 1.4, section 4.6: SQHD).
+
+        They are overwritten at once, since the card has no reason to read them any more.
+        """
+        head, old = completion.sq_head, self._sq_head
+        count = (head - old) % self.depth
+        if head >= self.depth or self._released + count > self._submitted:
+            raise RuntimeError(
+                f"queue {self.identifier}: the card reports head {head} after {old}, but the tail "
+                f"is {self._sq_tail} of {self.depth}"
+            )
+        self._released += count
+        if self._turns.pop(completion.identifier) >= self._released:
+            raise RuntimeError(
+                f"queue {self.identifier}: command {completion.identifier} has ended, but head "
+                f"{head} does not cover its entry"
+            )
+        self._sq_head = head
+        for start, end in ((old, head),) if old <= head else ((old, self.depth), (0, head)):
+            address = self.sq_address + start * SQE_BYTES
+            self._transport.memory.write(address, RELEASED_ENTRY * (end - start))
