@@ -74,7 +74,7 @@ class Array:
         self.blocks = layout.blocks(rows)
         self.redundant = layout.parities > 0 or layout.copies > 1
         self.consistent = True
-        """Whether every row has its redundancy. Until then no fault is tolerated."""
+        """Whether every row has its redundancy. Until then only rows that were written have it."""
         self.budget = Budget(layout, rows)
         self.refused: set[tuple[int, int]] = set()
         """Blocks, as (port, row), that a drive refuses to write."""
