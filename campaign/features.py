@@ -18,7 +18,7 @@ FEATURES = {
     "migrations": "live members move to other drives under load",
     "spares": "hot spares step in by themselves",
     "jobs": "the host starts, stops and resumes jobs of every kind under load",
-    "mid-job": "faults while a rebuild, a migration or a job of the host is under way",
+    "mid-job": "faults while a rebuild, a migration, a job of the host or a first RESYNC goes on",
     "several": "several arrays at once; no hang of one is felt by another",
     "volumes": "several volumes an array",
     "sectors": "volumes of 512-byte sectors",
