@@ -38,7 +38,7 @@ FEATURES = {
     "places": "that happens as a migration is done, after reads and writes with FUA",
     "past": "reads, writes and flushes past what the level tolerates",
     "failing": "drives go under load until blocks are lost; what ends well is right and stored",
-    "salvage": "an array fails in the middle of a rebuild; the host salvages what is left",
+    "salvage": "an array fails amid a rebuild or a migration; the host salvages what is left",
     "fetch": "the host cannot give some data of a write: it fails, and each block is whole",
     "others": "Write Zeroes, Verify, Compare and Dataset Management among the load",
     "ranges": "Dataset Management with up to 256 ranges, of which some end beyond the volume",

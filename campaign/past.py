@@ -15,7 +15,7 @@ from sw.driver import background
 
 READS, WRITES = 40, 20
 
-UNDER_LOAD = 0.6
+UNDER_LOAD = 0.4
 
 TOGETHER = 0.5
 REFUSED = (1, 4)
@@ -46,15 +46,15 @@ class Past:
         array.troubled.update(array.ports)
         left = [p for p in range(array.layout.drives) if p not in budget.drives]
         self._choose.shuffle(left)
-        if "refused" in array.features:
-            if self._choose.random() < TOGETHER:
-                await self._refuse_together(array, left)
-            else:
-                await self._refuse_where_needed(array, left)
         failure = None
         under_load = "failing" in array.features and self._choose.random() < UNDER_LOAD
         if under_load and budget.tolerated():
             failure = await self._failing.work(array, left)
+        elif "refused" in array.features:
+            if self._choose.random() < TOGETHER:
+                await self._refuse_together(array, left)
+            else:
+                await self._refuse_where_needed(array, left)
         while budget.drives_suffice() and len(left) > 1:
             position = left.pop()
             budget.drives.add(position)

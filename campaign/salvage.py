@@ -1,9 +1,10 @@
-"""An array fails in the middle of a REBUILD, and the host salvages it.
+"""An array fails in the middle of a REBUILD, or without redundancy of a MIGRATE, and the host
+salvages it.
 
-Nothing is given up by itself: the REBUILD fails, and the host can neither resume it nor replace
-another member. SALVAGE goes on where it was (docs/background.md, Past tolerance). What no drive has
-is unreadable from then on, and never wrong. The array has no drive that is being rebuilt any more,
-so the host can replace the others, and write every block.
+Nothing is given up by itself: the job fails, and no REBUILD begins. SALVAGE goes on where the job
+was (docs/background.md, Past tolerance). What no drive has is unreadable from then on, and never
+wrong. The array has no drive that is being rebuilt any more, so the host can replace the others,
+and write every block.
 """
 
 import random
@@ -27,7 +28,7 @@ GOING_NS = 300_000
 
 
 class Salvage:
-    """Lets arrays fail in the middle of a REBUILD, and salvages them.
+    """Lets arrays fail in the middle of a job, and salvages them.
 
     Parameters
     ----------
@@ -43,39 +44,65 @@ class Salvage:
         card, choose, budget = array.card, self._choose, array.budget
         if "salvage" not in array.features or choose.random() >= SHARE:
             return
-        if not card.config.background or not array.redundant or not array.healthy:
+        if not card.config.background or not array.healthy:
             return
         array.cure()
-        positions = list(range(array.layout.drives))
-        choose.shuffle(positions)
-        away = [position for position in positions if budget.admits(drives=[position])]
-        last = next(position for position in positions if position not in away)
-        rebuilt = choose.choice(away)
-        array.troubled |= {array.ports[position] for position in (*away, last)}
-        for position in away:
-            card.pull(array.ports[position])
-        await card.sleep(POLL_NS)
         await background.set_rate(card.nvme, LEAST_RATE)
-        await self._replace(array, rebuilt)
+        begun = await (self._rebuild(array) if array.redundant else self._migrate(array))
+        if begun is None:
+            await background.set_rate(card.nvme, DEFAULT_RATE)
+            return
+        position, last = begun
         allowed = [0]
         load = card.spawn([array.load(share=0.5, allowed=allowed)])
         await card.sleep(choose.uniform(0, GOING_NS))
         allowed += FAILING
-        card.pull(array.ports[last])
-        card.outcome.faults["pull past tolerance in a rebuild"] += 1
+        array.troubled.add(last)
+        card.pull(last)
+        what = "rebuild" if array.redundant else "migration"
+        card.outcome.faults[f"pull past tolerance in a {what}"] += 1
         await load.join()
         await background.set_rate(card.nvme, DEFAULT_RATE)
         job, state = await array.job_ends(), await array.state()
+        array.ports = [member.port for member in state.members]
         lost = {p for p, member in enumerate(state.members) if member.failed or member.stale}
         budget.drives = lost
-        if state.members[rebuilt].stale:
+        if state.members[position].stale:
             assert state.state == ArrayState.FAILED, f"{array}: {state}"
-            assert (job.kind, job.state) == (WalkKind.REBUILD, JobState.FAILED), f"{array}: {job}"
-            await self._salvage(array, rebuilt, job.row)
+            assert job.state == JobState.FAILED, f"{array}: {job}"
+            await self._salvage(array, position, job.row)
         # The host can write all blocks of each row anew.
         whole = all(map(array.logical, range(array.blocks)))
         if whole and budget.drives_suffice() and choose.random() < HEALED:
             await self._heal(array)
+
+    async def _rebuild(self, array: Array) -> tuple[int, int]:
+        """As many members go as may, and one of them is rebuilt. Returns the position of that, and
+        the port of a drive that is needed for it."""
+        card, choose = array.card, self._choose
+        positions = list(range(array.layout.drives))
+        choose.shuffle(positions)
+        away = [position for position in positions if array.budget.admits(drives=[position])]
+        for position in away:
+            array.troubled.add(array.ports[position])
+            card.pull(array.ports[position])
+        await card.sleep(POLL_NS)
+        rebuilt = choose.choice(away)
+        await self._replace(array, rebuilt)
+        last = next(position for position in positions if position not in away)
+        return rebuilt, array.ports[last]
+
+    async def _migrate(self, array: Array) -> tuple[int, int] | None:
+        """A member of an array without redundancy migrates. Returns its position, and its port."""
+        card = array.card
+        used = {port for one in card.arrays for port in one.ports} | card.unusable
+        free = [port for port in range(card.config.ports) if port not in used]
+        if not free:
+            return None
+        position, port = self._choose.randrange(array.layout.drives), self._choose.choice(free)
+        card.scribble(port, array.rows)
+        await background.migrate_member(card.nvme, array.number, position, port, spare=False)
+        return position, array.ports[position]
 
     async def _replace(self, array: Array, position: int) -> None:
         """A blank drive takes the place of a member that has gone."""
@@ -125,10 +152,11 @@ class Salvage:
             await volume.write_all()
             await volume.read_all()
             assert await volume.flush() == 0
-        await background.start_job(card.nvme, array.number, WalkKind.CHECK)
-        job = await array.job_ends()
-        assert (job.kind, job.state) == (WalkKind.CHECK, JobState.DONE), f"{array}: {job}"
-        assert (job.mismatched, job.lost) == (0, 0), f"{array}: {job}"
+        if array.redundant:
+            await background.start_job(card.nvme, array.number, WalkKind.CHECK)
+            job = await array.job_ends()
+            assert (job.kind, job.state) == (WalkKind.CHECK, JobState.DONE), f"{array}: {job}"
+            assert (job.mismatched, job.lost) == (0, 0), f"{array}: {job}"
         await card.rests(array.ports)
         array.take_shape(array.layout, array.ports, array.rows)
         array.check()
