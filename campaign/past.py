@@ -50,7 +50,7 @@ class Past:
         under_load = "failing" in array.features and self._choose.random() < UNDER_LOAD
         if under_load and budget.tolerated():
             failure = await self._failing.work(array, left)
-        elif "refused" in array.features:
+        elif "refused" in array.features and budget.drives_suffice():
             if self._choose.random() < TOGETHER:
                 await self._refuse_together(array, left)
             else:
