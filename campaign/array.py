@@ -1,6 +1,7 @@
 """An array of a campaign with its volumes: its creation, its faults and its contents."""
 
 import random
+from collections.abc import Container
 from typing import Any
 
 from campaign.bounds import CROWD, CROWDED_BLOCKS, RESTED, given_up_ns, jobs, rows_ns, work_ns
@@ -349,7 +350,7 @@ class Array:
         *,
         share: float = 1.0,
         writes: tuple[float, ...] = (0.2, 0.5, 0.9),
-        allowed: tuple[int, ...] | None = None,
+        allowed: Container[int] | None = None,
         crowd: float = 0.0,
     ) -> None:
         """Random load on all its volumes.

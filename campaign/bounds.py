@@ -91,7 +91,9 @@ def given_up_ns(config: Config) -> float:
 def rows_ns(config: Config, drive: DriveParameters, layout: Layout, rows: int) -> float:
     """Longest time in which a job is through all rows of an array, if no drive has a fault and
     there is no host command any more. The batch under way before may be followed by a rest."""
-    at_once = min(BATCH_ROWS, config.walk_window, config.drive_tags)
+    lines = config.shared_lines if config.array_shares else config.lines - config.line_reserve
+    at_once = min(BATCH_ROWS, config.walk_window, config.drive_tags, config.rows)
+    at_once = max(1, min(at_once, lines // layout.width))
     if isinstance(drive, Ideal):
         block_ps = drive.latency_ps
     else:
