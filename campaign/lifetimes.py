@@ -110,7 +110,8 @@ class Lifetimes:
         """Drives have faults that the array tolerates before it has its redundancy. Then the RESYNC
         ends well, and all rows agree. Data that was written is right all the time.
 
-        More than that may not restart: `campaign.torn` is about arrays that have been in sync.
+        Drives that the array cannot do without do not restart here. `campaign.torn` restarts them
+        once it is in sync.
         """
         card, choose = array.card, self._choose
         await array.create_volumes([{ANYTHING}] * array.blocks)

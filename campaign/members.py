@@ -283,6 +283,9 @@ class Members:
         assert member.port in (old, port), text
         moved = member.port == port
         assert moved or port in array.troubled, text
+        assert job.kind == WalkKind.MIGRATE or array.troubled, text
+        assert job.kind != WalkKind.MIGRATE or (job.state == JobState.DONE) == moved, text
+        assert not (array.redundant and job.lost), text
         assert not member.failed or member.port in array.troubled, text
         assert member.failed or member.port not in card.unusable, text
         card.outcome.seen["members moved"] += moved
