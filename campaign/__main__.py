@@ -59,7 +59,7 @@ class Total:
         self._commands = 0
         self._faults: Counter = Counter()
         self._seen: Counter = Counter()
-        self._slowest = 0.0
+        self._slowest = self._slowest_job = 0.0
         self._began = time.monotonic()
 
     def add(self, ended: Ended, *, verbose: bool) -> None:
@@ -70,6 +70,7 @@ class Total:
         self._seen += outcome.seen
         self._commands += outcome.commands
         self._slowest = max(self._slowest, outcome.slowest)
+        self._slowest_job = max(self._slowest_job, outcome.slowest_job)
         if verbose:
             print(f"{ended.seed}: {outcome.title}: {dict(outcome.faults)} {dict(outcome.seen)}")
         elif self.runs % LINE_EVERY == 0:
@@ -86,6 +87,7 @@ class Total:
             if counts:
                 print(f"{name}: " + ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
         print(f"slowest command: {self._slowest:.0%} of the time in which it must end")
+        print(f"slowest job: {self._slowest_job:.0%} of the time in which it must end")
 
 
 @contextmanager

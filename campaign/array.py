@@ -1,9 +1,10 @@
 """An array of a campaign with its volumes: its creation, its faults and its contents."""
 
 import random
+from collections.abc import Container
 from typing import Any
 
-from campaign.bounds import CROWD, CROWDED_BLOCKS, given_up_ns, work_ns
+from campaign.bounds import CROWD, CROWDED_BLOCKS, RESTED, given_up_ns, jobs, rows_ns, work_ns
 from campaign.budget import Budget
 from campaign.card import Card, Stuck
 from campaign.volume import Volume, pieces
@@ -21,8 +22,6 @@ from sw.driver.commands import NvmeError
 
 POLL_NS, POLLS_A_WAIT = 120_000, 16
 """The time between two looks at least, and how many go into the time waited so far at most."""
-JOB_LADDERS = 100
-"""Without load a job ends within so many times the longest time of a command in a drive."""
 
 NO_ENTRY = 0x1C1
 """Status: no job runs."""
@@ -74,7 +73,7 @@ class Array:
         self.blocks = layout.blocks(rows)
         self.redundant = layout.parities > 0 or layout.copies > 1
         self.consistent = True
-        """Whether every row has its redundancy. Until then no fault is tolerated."""
+        """Whether every row has its redundancy. Until then only rows that were written have it."""
         self.budget = Budget(layout, rows)
         self.refused: set[tuple[int, int]] = set()
         """Blocks, as (port, row), that a drive refuses to write."""
@@ -106,6 +105,20 @@ class Array:
         hung = given_up_ns(card.config)
         waits = len(self.troubled) * hung + (card.ladder_ns if self.troubled else 0)
         return waits + work_ns(card.config, card.drive, self.rows)
+
+    def job_ns(self) -> float:
+        """Time in which the job of the array must have ended, with all that follow it, if there is
+        no host command from now on (docs/background.md, Who does it).
+
+        The walker works for all arrays, and waits for each of their drives that has a fault.
+        """
+        card = self.card
+        walked = sum(
+            jobs(card.config, len(array.troubled))
+            * rows_ns(card.config, card.drive, array.layout, array.rows)
+            for array in card.arrays
+        )
+        return walked + RESTED * card.held_up_ns() + work_ns(card.config, card.drive, self.rows)
 
     def allowed(self) -> tuple[int, ...]:
         """Statuses that commands may end with."""
@@ -233,15 +246,23 @@ class Array:
 
     async def job_ends(self) -> background.Job:
         """Waits until the job no longer runs. Returns the job."""
-        began = self.card.harness.now_ns
-        until = began + JOB_LADDERS * self.card.ladder_ns
+        most, began = self.job_ns(), self.card.harness.now_ns
         job = await self.job()
         while job.state == JobState.RUNNING:
-            if self.card.harness.now_ns > until:
-                raise Stuck(f"{self}: a job has no end: {job}")
-            await self._poll(began, until)
+            self._in_time(began, most, f"a job has no end: {job}")
+            await self._poll(began, began + most)
             job = await self.job()
         return job
+
+    def _in_time(self, began_ns: float, most_ns: float, text: str) -> None:
+        """Fails if background work has taken longer than it may."""
+        outcome, took = self.card.outcome, self.card.harness.now_ns - began_ns
+        outcome.slowest_job = max(outcome.slowest_job, took / most_ns)
+        if took > most_ns:
+            raise Stuck(
+                f"{self}: {text}: it has taken {took / 1e6:.2f} ms, and may take"
+                f" {most_ns / 1e6:.2f} ms, with faults of {len(self.troubled)} of its drives"
+            )
 
     async def _poll(self, began_ns: float, until_ns: float) -> None:
         """Waits before the next look at what is waited for: the longer it has lasted, the longer,
@@ -273,18 +294,16 @@ class Array:
         self.restarted, self.forgot = set(), set()
         if not card.config.background:
             return
-        began = card.harness.now_ns
-        until = began + JOB_LADDERS * card.ladder_ns
+        most, began = self.job_ns(), card.harness.now_ns
         while ports or forgot:
             members = (await self.state()).members
             ports &= {m.port for m in members if m.failed or m.stale}
             forgot &= {m.port for m in members if m.failed or m.stale}
-            if card.harness.now_ns > until:
-                stale = {m.port for m in members if m.stale}
-                if ports or forgot & stale:
-                    raise Stuck(f"{self}: {ports | forgot} have begun anew, and are not had again")
+            if ports or forgot & {m.port for m in members if m.stale}:
+                self._in_time(began, most, f"{ports | forgot} are not had again")
+            elif card.harness.now_ns > began + most:
                 return  # given up
-            await self._poll(began, until)
+            await self._poll(began, began + most)
             card.outcome.seen["waits for drives that began anew"] += bool(ports)
 
     async def reconcile(self) -> None:
@@ -331,7 +350,7 @@ class Array:
         *,
         share: float = 1.0,
         writes: tuple[float, ...] = (0.2, 0.5, 0.9),
-        allowed: tuple[int, ...] | None = None,
+        allowed: Container[int] | None = None,
         crowd: float = 0.0,
     ) -> None:
         """Random load on all its volumes.

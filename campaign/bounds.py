@@ -1,10 +1,13 @@
-"""Longest times of commands, as docs/guarantees.md promises them (Drives that hang)."""
+"""Longest times of commands, as docs/guarantees.md promises them (Drives that hang), and of jobs,
+as docs/background.md does (Who does it)."""
 
 import math
 
 from campaign.sizes import USUAL
-from hdl.config import Config
-from sim.native.parameters import DriveParameters, Ideal
+from hdl.background.pace import BATCH_ROWS
+from hdl.config import BLOCK_BYTES, Config
+from sim.golden.layout import Layout
+from sim.native.parameters import DriveParameters, Ideal, Ssd
 
 WORK_NS = 2_000_000
 """Longest time of a command when no drive has a fault: the work of other commands."""
@@ -24,6 +27,17 @@ CROWDED_BLOCKS = 4
 PASSES = 4
 """Passes over the drives of a row: unreadable blocks, blocks to work them out from, data, parity.
 """
+
+COPY_PASSES = 2
+"""The same without parity: copies are read, then written."""
+
+RESTED = 2
+"""A batch and the rest after it, in batches, once there is no host command any more."""
+
+JOBS_A_DRIVE = 2
+"""Jobs of an array that may begin, or begin anew, for each drive with a fault: as it begins anew by
+itself, and as another drive takes its place. Each reset that is forgiven may be another one, if the
+drive has lost its cache by that."""
 
 
 def work_ns(config: Config, drive: DriveParameters, rows: int) -> float:
@@ -72,3 +86,28 @@ def given_up_ns(config: Config) -> float:
     aborted = (config.drive_resets + 2) * (slow + _timeout_ns(config, config.command_timeout_ms))
     aborted += _timeout_ns(config, config.abort_timeout_ms)
     return max((config.drive_resets + 1) * ladder_ns(config), aborted)
+
+
+def rows_ns(config: Config, drive: DriveParameters, layout: Layout, rows: int) -> float:
+    """Longest time in which a job is through all rows of an array, if no drive has a fault and
+    there is no host command any more. The batch under way before may be followed by a rest."""
+    lines = config.shared_lines if config.array_shares else config.lines - config.line_reserve
+    at_once = min(BATCH_ROWS, config.walk_window, config.drive_tags, config.rows)
+    at_once = max(1, min(at_once, lines // layout.width))
+    if isinstance(drive, Ideal):
+        block_ps = drive.latency_ps
+    else:
+        assert isinstance(drive, Ssd), drive
+        at_once = min(at_once, drive.dies)
+        block_ps = max(drive.read_ps, drive.program_ps)
+    # Without parity each strip of a row is walked by itself.
+    walks = layout.spans * rows if layout.parities else layout.blocks(rows)
+    moved_ns = layout.width * BLOCK_BYTES * 8 / config.data_width * 1e9 / config.clock_hz
+    passes = PASSES if layout.parities else COPY_PASSES
+    batches = math.ceil(walks / at_once) + 1
+    return passes * (batches * block_ps / 1000 + (walks + at_once) * moved_ns)
+
+
+def jobs(config: Config, faults: int) -> int:
+    """How many jobs of an array may follow each other, if so many of its drives have a fault."""
+    return 1 + faults * (JOBS_A_DRIVE + config.drive_resets)

@@ -48,6 +48,8 @@ class Outcome:
     commands: int = 0
     slowest: float = 0.0
     """Longest time of a command, as a share of the time in which it had to end."""
+    slowest_job: float = 0.0
+    """The same of background work."""
 
 
 @dataclass(eq=False)
@@ -185,12 +187,19 @@ class Card:
         """Begins these tasks."""
         return Group(self.transport, list(tasks))
 
+    def held_up_ns(self) -> float:
+        """Longest time for which drives hold up background work: one after the other hangs until it
+        is given up, and another one for a while."""
+        ports = {port for array in self.arrays for port in array.troubled}
+        return len(ports) * given_up_ns(self.config) + self.ladder_ns
+
     async def watch(self) -> None:
         """Fails when a command takes longer than it may, or an admin command seems to have no end.
 
         A deletion waits for commands that are inside, which every drive of the card may hold up.
         """
         most = (self.config.ports + 1) * given_up_ns(self.config)
+        self._done = False
         idle_ns = self.harness.now_ns
         while not self._done:
             await self.sleep(WATCH_NS)

@@ -10,7 +10,7 @@ cannot come back. What a read with FUA has returned is durable as well (section 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sim.card.volume_model import Access, VolumeModel
+from sim.card.volume_model import ANYTHING, Access, VolumeModel
 
 
 @dataclass(kw_only=True)
@@ -85,6 +85,14 @@ class DurableModel(VolumeModel):
         self._saved[block] = [entry for entry in self._saved[block] if entry.end >= begin]
         if len(self._saved[block]) == 1:
             self._unsettled.discard(block)
+
+    def kept(self, block: int, moment: int) -> set[bytes] | None:
+        """What a block may hold after a loss of power. None if that is anything, or if a write of
+        it has ended well since ``moment``."""
+        entries = self._saved[block]
+        if any(entry.data == ANYTHING or (entry.done and entry.end > moment) for entry in entries):
+            return None
+        return {entry.data for entry in entries}
 
     def lose_power(self) -> None:
         """All drives have lost power, and no access is under way."""

@@ -1,5 +1,11 @@
 """Faults of drives at random times. A fault is planted only if the array tolerates it beside all
-others."""
+others.
+
+That is so before the first RESYNC has ended, too: a row that the host has written has its
+redundancy from then on (docs/background.md, In sync). A block that nobody has written may turn into
+anything by a fault, as it is worked out from parities without a meaning, or read from another copy.
+So whoever plants a fault in such an array expects nothing of these blocks.
+"""
 
 import random
 
@@ -66,17 +72,50 @@ class Faults:
             position = self._choose.randrange(array.layout.drives)
             self._trouble(array, position, self._choose.choice(kinds), 0)
 
-    def _plant(self, array: Array, kind: str, delay_ns: float) -> None:
-        if kind in ("medium", "refused"):
-            for _ in range(self._choose.randint(2, 6)):
-                position = self._choose.randrange(array.layout.drives)
-                row = self._choose.randrange(array.rows)
-                if kind == "medium":
-                    self._spoil(array, position, row, delay_ns)
-                else:
-                    self._refuse(array, position, row, delay_ns)
-        else:
-            self._trouble(array, self._choose.randrange(array.layout.drives), kind, delay_ns)
+    def plant_in_migration(self, array: Array, position: int, port: int) -> None:
+        """Plants up to two faults: of the member that migrates, of the drive at ``port`` to which
+        it does, or of any member."""
+        if not self._kinds:
+            return
+        seen = array.card.outcome.seen
+        for _ in range(self._choose.randint(1, 2)):
+            kind = self._choose.choice(self._kinds)
+            delay_ns = self._choose.uniform(0, FAULT_TIME_NS)
+            where = self._choose.choice(("a member", "the member that migrates", "the new drive"))
+            if where == "a member":
+                planted = self._plant(array, kind, delay_ns)
+            elif where == "the new drive":
+                planted = self._plant(array, kind, delay_ns, position, port)
+            else:
+                planted = self._plant(array, kind, delay_ns, position)
+            seen[f"migrations with a fault of {where}: {kind}"] += planted
+
+    def _plant(
+        self,
+        array: Array,
+        kind: str,
+        delay_ns: float,
+        position: int | None = None,
+        port: int | None = None,
+    ) -> bool:
+        """Plants a fault of this kind, of any member or the one at ``position``, or of the drive at
+        ``port`` to which that migrates. Returns whether it is tolerated."""
+
+        def draw() -> int:
+            return self._choose.randrange(array.layout.drives) if position is None else position
+
+        if kind == "medium" and port is not None:
+            return False  # nobody reads it yet
+        if kind not in ("medium", "refused"):
+            return self._trouble(array, draw(), kind, delay_ns, port)
+        planted = False
+        for _ in range(self._choose.randint(2, 6)):
+            where, row = draw(), self._choose.randrange(array.rows)
+            if kind == "medium":
+                planted |= self._spoil(array, where, row, delay_ns)
+            else:
+                planted |= self._refuse(array, where, row, delay_ns, port)
+        return planted
 
     def _burst(self, arrays: list[Array]) -> None:
         """A cause that several drives share: many have the same fault at the same moment, if it is
@@ -97,15 +136,15 @@ class Faults:
 
     # One fault
 
-    def _spoil(self, array: Array, position: int, row: int, delay_ns: float) -> None:
-        """Makes a block unreadable, until it is written."""
+    def _spoil(self, array: Array, position: int, row: int, delay_ns: float) -> bool:
+        """Makes a block unreadable, until it is written. Returns whether it does."""
         budget, card = array.budget, array.card
-        if (position, row) in budget.bad or position in budget.drives or not array.consistent:
-            return
+        if (position, row) in budget.bad or position in budget.drives:
+            return False
         if not array.redundant:
             budget.bad.add((position, row))
         elif not budget.admits(bad=[(position, row)]):
-            return
+            return False
         port = array.ports[position]
 
         async def spoil() -> None:
@@ -114,15 +153,22 @@ class Faults:
 
         card.outcome.faults["medium"] += 1
         card.transport.spawn(spoil())
+        return True
 
-    def _refuse(self, array: Array, position: int, row: int, delay_ns: float) -> None:
-        """Makes a block unwritable. The array may give up its drive for it."""
-        card, port = array.card, array.ports[position]
+    def _refuse(
+        self, array: Array, position: int, row: int, delay_ns: float, new: int | None = None
+    ) -> bool:
+        """Makes a block unwritable, and returns whether it does. The array may give up its drive
+        for it.
+
+        ``new`` is the port of a drive to which the member migrates, which then refuses the block.
+        """
+        card, port = array.card, array.ports[position] if new is None else new
         first = not any(place[0] == port for place in array.refused)
-        if first and position in array.budget.drives:
-            return
-        if not (array.redundant and array.consistent and array.budget.admits(drives=[position])):
-            return
+        if first and new is None and position in array.budget.drives:
+            return False
+        if not (array.redundant and array.budget.admits(drives=[position])):
+            return False
         array.refused.add((port, row))
         array.troubled.add(port)
 
@@ -132,23 +178,30 @@ class Faults:
 
         card.outcome.faults["refused"] += first
         card.transport.spawn(refuse())
+        return True
 
-    def _trouble(self, array: Array, position: int, kind: str, delay_ns: float) -> None:
-        """Makes a drive stop for a while, or go."""
-        card, port, choose = array.card, array.ports[position], self._choose
-        if position in array.budget.drives:
-            return
-        if not (array.redundant and array.consistent):
+    def _trouble(
+        self, array: Array, position: int, kind: str, delay_ns: float, new: int | None = None
+    ) -> bool:
+        """Makes a drive stop for a while, or go. Returns whether it does.
+
+        ``new`` is the port of a drive to which the member migrates, which then has the fault.
+        """
+        card, choose = array.card, self._choose
+        port = array.ports[position] if new is None else new
+        if new is None and position in array.budget.drives:
+            return False
+        if not array.redundant:
             # A reset does not pass where none is forgiven.
             passing = PASSING if card.config.drive_resets else PASSING[:1]
             if port in card.troubled or kind not in passing or card.drive.reset_loses_cache:
-                return
+                return False
         elif not array.budget.admits(drives=[position]):
-            return
+            return False
         card.troubled.add(port)
         array.troubled.add(port)
         card.outcome.faults[kind] += 1
-        few = choose.randint(1, 3) if array.redundant and array.consistent else 1
+        few = choose.randint(1, 3) if array.redundant else 1
         deaf, back = choose.random() < 0.3, choose.random() < 0.5
         late_ns = choose.uniform(10_000, 1.2 * card.ladder_ns)
         again_ns = choose.uniform(0, FAULT_TIME_NS)
@@ -180,3 +233,4 @@ class Faults:
                     card.outcome.faults["return"] += 1
 
         card.transport.spawn(trouble())
+        return True

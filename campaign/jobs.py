@@ -3,7 +3,6 @@
 import random
 
 from campaign.array import POLL_NS, Array
-from campaign.bounds import given_up_ns
 from campaign.card import Card, Stuck
 from campaign.faults import FAULT_TIME_NS, Faults
 from hdl.background.jobs import JobState
@@ -20,8 +19,6 @@ SHARE = 0.3
 
 RATED, RATES = 0.5, (1, 5, 100)
 """Share of jobs that are walked at another rate under load, and the rates in percent."""
-MOVES_IN = 4
-"""At a rate of 100 a job moves within so many times the longest time that a drive holds it up."""
 
 
 class Jobs:
@@ -88,7 +85,7 @@ class Jobs:
         card = self._card
         await background.set_rate(card.nvme, WHOLE)
         before = job = await array.job()
-        until = card.harness.now_ns + MOVES_IN * given_up_ns(card.config)
+        until = card.harness.now_ns + array.job_ns()
         while job.state == JobState.RUNNING and (job.kind, job.row) == (before.kind, before.row):
             if card.harness.now_ns > until:
                 raise Stuck(f"{array}: a job rests at the rate of 100 %: {job}")

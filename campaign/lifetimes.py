@@ -14,11 +14,12 @@ from campaign.faults import FAULT_TIME_NS, Faults
 from campaign.shapes import layout_for
 from campaign.volume import Volume
 from hdl.background.jobs import JobState
+from hdl.background.supervisor import DEFAULT_RATE
 from hdl.config import BLOCK_BYTES, SECTOR_BYTES
 from hdl.flow.array_state import ArrayState
 from hdl.flow.walk import WalkKind
 from sim.card.volume_model import ANYTHING
-from sim.golden.nvme import UNRECOVERED_READ
+from sim.golden.nvme import JOB_RUNNING, UNRECOVERED_READ
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError
 
@@ -28,6 +29,8 @@ FAILING = (0, WRITE_FAULT, UNRECOVERED_READ)
 
 ZERO, GARBAGE, EARLY, STOPPED, DELETED, WHOLE, WIPED = 0.15, 0.45, 0.5, 0.7, 0.25, 0.6, 0.2
 CROWDED = 0.8
+HIT, SLOW_RATE = 0.6, 2
+"""Share of arrays that have faults as they initialise, and the rate of some of these."""
 
 
 class Lifetimes:
@@ -75,6 +78,8 @@ class Lifetimes:
         await array.create(initialise=True)
         if "early" in self._features and self._choose.random() < EARLY:
             await self._lose_early(array)
+        elif "mid-job" in self._features and self._choose.random() < HIT:
+            await self._hit_early(array)
         else:
             await array.create_volumes(contents)
             if self._choose.random() < 0.5:
@@ -93,8 +98,46 @@ class Lifetimes:
         if job.state != JobState.STOPPED:
             return
         await array.load(share=0.5)
-        await background.start_job(card.nvme, array.number, job.kind, resume=True)
+        try:
+            await background.start_job(card.nvme, array.number, job.kind, resume=True)
+        except NvmeError as error:
+            # A drive that has begun anew is to be had again, and the card has resumed it for that.
+            if error.status != JOB_RUNNING or not array.restarted | array.forgot:
+                raise
         card.outcome.seen["jobs resumed"] += 1
+
+    async def _hit_early(self, array: Array) -> None:
+        """Drives have faults that the array tolerates before it has its redundancy. Then the RESYNC
+        ends well, and all rows agree. Data that was written is right all the time.
+
+        Drives that the array cannot do without do not restart here. `campaign.torn` restarts them
+        once it is in sync.
+        """
+        card, choose = array.card, self._choose
+        await array.create_volumes([{ANYTHING}] * array.blocks)
+        await background.set_rate(card.nvme, choose.choice((SLOW_RATE, DEFAULT_RATE)))
+        await array.load(share=0.3)
+        before = card.outcome.faults.total()
+        self._faults.plant([array], choose.randint(1, 4))
+        load = card.spawn([array.load(share=0.5)])
+        if choose.random() < 0.5:
+            await self._interrupt_job(array)
+        await card.sleep(FAULT_TIME_NS)
+        job = await array.job()
+        early = job.kind == WalkKind.RESYNC and not job.in_sync
+        await load.join()
+        await background.set_rate(card.nvme, DEFAULT_RATE)
+        await array.rest()
+        state = await array.state()
+        assert state.in_sync, f"{array}: it is not in sync: {await array.job()}"
+        array.consistent = True
+        array.check()
+        for volume in array.volumes:
+            await volume.write_all()
+            assert await volume.flush() == 0
+        hit = card.outcome.faults.total() - before
+        card.outcome.seen["faults before the first RESYNC had ended"] += early * hit
+        card.outcome.seen["arrays hit as they initialised"] += 1
 
     async def _lose_early(self, array: Array) -> None:
         """A drive goes before the array has its redundancy. Data that was written must be right.

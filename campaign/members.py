@@ -3,17 +3,24 @@
 import random
 from contextlib import suppress
 
-from campaign.array import Array
+from campaign.array import POLL_NS, Array
 from campaign.card import Card
-from campaign.faults import Faults
+from campaign.faults import FAULT_TIME_NS, Faults
 from campaign.refusals import Refusals
 from hdl.background.jobs import JobState
+from hdl.background.supervisor import DEFAULT_RATE
+from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.walk import WalkKind
+from sim.golden.layout import Place
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError
 
 REPLACED, MIGRATED, SPARED, ERASED, RENEWED = 0.5, 0.3, 0.3, 0.2, 0.6
 INTERRUPTED = 0.3
+HIT, SLOW, SLOW_RATE = 0.7, 0.5, 2
+"""Share of migrations with faults, share of these that are slow, and the rate of those."""
+MOST_FAULT_NS = 2 * FAULT_TIME_NS
+"""Faults have happened after so long, and drives that were pulled are back."""
 
 
 class Members:
@@ -222,52 +229,97 @@ class Members:
     # Migrations
 
     async def _migrate(self, array: Array) -> None:
-        """Migrates a live member to a free drive under load. One of the two may go meanwhile."""
-        card, choose, budget = self._card, self._choose, array.budget
+        """Migrates a live member to a free drive under load, perhaps with faults meanwhile."""
+        card, choose = self._card, self._choose
         free = self.free()
-        live = [p for p in range(array.layout.drives) if p not in budget.drives]
+        live = [p for p in range(array.layout.drives) if p not in array.budget.drives]
         if not free or not live or not array.consistent:
             return
         position, port = choose.choice(live), choose.choice(free)
-        old = array.ports[position]
         if not array.redundant:
             # Blocks that are lost in the migration must not read as old contents of the new drive.
             array.cure()
         card.scribble(port, array.rows)
+        refused = self._refusals.draw()
+        hit = not refused and "mid-job" in self._features and choose.random() < HIT
+        if hit and choose.random() < SLOW:
+            # So that the faults happen before the migration has ended.
+            await background.set_rate(card.nvme, SLOW_RATE)
         await background.migrate_member(card.nvme, array.number, position, port, spare=False)
-        pulled = choose.choice((None, None, old, port)) if "mid-job" in self._features else None
-        if self._refusals.draw():
+        if refused:
             await self._refuse(array, position, port)
             return
-        if pulled is not None and array.redundant and budget.admits(drives=[position]):
-            array.troubled.add(pulled)
-
-            async def pull() -> None:
-                await card.sleep(choose.uniform(0, 100_000))
-                card.pull(pulled)
-
-            card.transport.spawn(pull())
-            card.outcome.faults["pull in a migration"] += 1
-        else:
-            pulled = None
+        if hit:
+            self._faults.plant_in_migration(array, position, port)
+            card.transport.spawn(self._look(array))
         await array.load(share=0.5)
-        await card.sleep(200_000)
+        await background.set_rate(card.nvme, DEFAULT_RATE)
+        await self._migrated(array, position, port)
+
+    async def _look(self, array: Array) -> None:
+        """Whether the migration is under way when faults have happened."""
+        await self._card.sleep(FAULT_TIME_NS)
+        job = await array.job()
+        under_way = job.kind == WalkKind.MIGRATE and job.state == JobState.RUNNING
+        self._card.outcome.seen["migrations under way as faults had happened"] += under_way
+
+    async def _migrated(self, array: Array, position: int, port: int) -> None:
+        """The migration ends as it must. It has failed only if the new drive had a fault, and the
+        member has failed only if its drive had one.
+
+        The drive that is no member has been given up if it is failed.
+        """
+        card, old = self._card, array.ports[position]
+        await card.sleep(MOST_FAULT_NS)
+        await array.job_ends()
+        for one in (old, port):
+            card.harness.drive_fault(one, 0)
+        await card.rests((*array.ports, port))
+        await card.sleep(POLL_NS)
+        # A drive that was given up in the end may have begun another job.
         job = await array.job_ends()
-        failed = job.kind == WalkKind.MIGRATE and job.state == JobState.FAILED
-        assert job.state == JobState.DONE or (failed and pulled == port), f"{array}: {job}"
-        assert not (array.redundant and job.lost), f"{array}: {job}"
         member = (await array.state()).members[position]
-        moved = job.state == JobState.DONE
-        assert member.port == (port if moved else old), f"{array}: {job} {member}"
-        assert member.failed == (member.port == pulled), f"{array}: {job} {member}"
+        text = f"{array}: {old} to {port}: {job}, {member}"
+        assert member.port in (old, port), text
+        moved = member.port == port
+        assert moved or port in array.troubled, text
+        assert job.kind == WalkKind.MIGRATE or array.troubled, text
+        assert job.kind != WalkKind.MIGRATE or (job.state == JobState.DONE) == moved, text
+        assert not (array.redundant and job.lost), text
+        assert not member.failed or member.port in array.troubled, text
+        assert member.failed or member.port not in card.unusable, text
+        card.outcome.seen["members moved"] += moved
+        card.outcome.seen["migrations failed"] += not moved
+        card.outcome.seen["migrations that went on as a rebuild"] += (
+            moved and job.kind == WalkKind.REBUILD
+        )
         array.ports[position] = member.port
+        other = old if moved else port
+        if (await raid.drives(card.nvme))[other].failed:
+            card.unusable.add(other)
         if moved:
-            card.outcome.seen["members moved"] += 1
-            if array.redundant:
-                budget.bad = {bad for bad in budget.bad if bad[0] != position}
-        if not member.failed:
-            budget.drives.discard(position)
+            await self._mend(array, position)
         await array.rest()
+
+    async def _mend(self, array: Array, position: int) -> None:
+        """A member has moved. The new drive has what it could not read, but for blocks that could
+        not be worked out. The host writes these."""
+        card, budget = self._card, array.budget
+        bad = {place for place in budget.bad if place[0] == position}
+        budget.bad -= bad
+        if array.redundant:
+            return
+        buffer = card.take_buffer()
+        for _, row in sorted(bad):
+            card.harness.clear_medium_error(array.ports[position], DATA_OFFSET_BLOCKS + row)
+            block = array.layout.inverse(Place(position, row))
+            where = None if block is None else array.logical(block)
+            if where is not None:
+                volume, first, count = where
+                status = await volume.write(first, count, buffer, 0, fua=True)
+                assert status == 0, f"{volume}: write of block {first}: status {status:#x}"
+                card.outcome.seen["blocks lost in a migration"] += 1
+        card.give_buffer(buffer)
 
     async def _refuse(self, array: Array, position: int, port: int) -> None:
         """The migration under way ends while the new drive refuses writes. The new drive may be

@@ -5,14 +5,17 @@ import random
 
 from campaign.array import Array
 from campaign.budget import Budget
+from campaign.failing import Failing
 from campaign.lifetimes import WRITE_FAULT
 from campaign.volume import Volume
-from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from sim.golden.layout import Place
 from sim.golden.nvme import UNRECOVERED_READ
 from sw.driver import background
 
 READS, WRITES = 40, 20
+
+UNDER_LOAD = 0.4
 
 TOGETHER = 0.5
 REFUSED = (1, 4)
@@ -33,16 +36,21 @@ class Past:
 
     def __init__(self, choose: random.Random):
         self._choose = choose
+        self._failing = Failing(choose)
 
     async def work(self, array: Array) -> None:
         """One drive after the other goes, until some blocks are lost. Exactly those must fail."""
         card, budget = array.card, array.budget
         if card.config.background and "restart" in array.features and self._choose.random() < 0.5:
             await self._restart_all(array)
+        array.troubled.update(array.ports)
         left = [p for p in range(array.layout.drives) if p not in budget.drives]
         self._choose.shuffle(left)
-        array.troubled.update(array.ports)
-        if "refused" in array.features:
+        failure = None
+        under_load = "failing" in array.features and self._choose.random() < UNDER_LOAD
+        if under_load and budget.tolerated():
+            failure = await self._failing.work(array, left)
+        elif "refused" in array.features and budget.drives_suffice():
             if self._choose.random() < TOGETHER:
                 await self._refuse_together(array, left)
             else:
@@ -60,6 +68,8 @@ class Past:
             await self._flush(volume)
             await self._read(volume, buffer)
         card.give_buffer(buffer)
+        if failure is not None:
+            self._failing.check_stored(array, failure)
 
     async def _restart_all(self, array: Array) -> None:
         """All drives begin anew at once, with nothing unflushed. Each volume is told by a flush of
@@ -228,8 +238,9 @@ class Past:
     async def _read(self, volume: Volume, buffer: int) -> None:
         array, seen = volume.array, volume.array.card.outcome.seen
         for block in self._some(volume, READS):
+            doubtful = block * volume.sector_bytes // BLOCK_BYTES in volume.doubtful
             status = await volume.read(block, 1, buffer)
-            if array.budget.readable(volume.array_block(block)):
+            if array.budget.readable(volume.array_block(block)) and not doubtful:
                 assert status == 0, f"{volume}: block {block} can be had, but ends with {status:#x}"
             else:
                 assert status in (0, UNRECOVERED_READ), f"{volume}: {block}: status {status:#x}"

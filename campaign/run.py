@@ -25,13 +25,16 @@ from campaign.queues import Queues
 from campaign.refusals import Refusals
 from campaign.resets import Resets
 from campaign.ruined import Ruined
+from campaign.salvage import Salvage
 from campaign.shapes import layout_of_most, turn_rows
 from campaign.sizes import config_of, size_of
 from campaign.told import Told
 from campaign.torn import Torn
 from campaign.unfinished import Unfinished
+from hdl.background.pace import WHOLE
 from hdl.config import DATA_OFFSET_BLOCKS, TIME_BITS
 from sim.native.parameters import MICROSECOND, DriveParameters, Ideal, Ssd, link_rate
+from sw.driver import background
 
 __all__ = ["Outcome", "Run", "Stuck"]
 
@@ -46,7 +49,8 @@ ROWS, MOST_ROWS = 24, 96
 BESIDE, BESIDE_NS = 0.1, 100_000
 """Load on an array without a fault, while others wait for their drives: share and pauses."""
 
-PAST = 0.5
+PAST, ENDS = 0.5, {"past", "failing", "salvage"}
+"""Share of runs that go past what a level tolerates, and what happens then."""
 
 FORGETS = 0.25
 """Share of runs on drives that have lost their cache when their port is reset."""
@@ -162,9 +166,8 @@ class Run:
             card.idle()
             for array in arrays:
                 array.check()
-            if "past" in self._features and self._choose.random() < PAST:
-                past = Past(self._choose)
-                card.run(self._past(card, arrays, past))
+            if self._features & ENDS and self._choose.random() < PAST:
+                card.run(self._past(card, arrays))
                 card.idle()
             for port in range(self._config.ports):
                 counters = card.harness.drive_statistics(port)
@@ -172,8 +175,16 @@ class Run:
                     self.outcome.seen[name] += counters[name]
         return self.outcome
 
-    async def _past(self, card: Card, arrays: list[Array], past: Past) -> None:
+    async def _past(self, card: Card, arrays: list[Array]) -> None:
+        card.transport.spawn(card.watch())
+        salvage, past = Salvage(self._generator("salvage")), Past(self._choose)
+        for array in arrays:
+            await salvage.work(array)
+        if card.config.background:
+            # A job of one array does not rest as long as there are commands to others.
+            await background.set_rate(card.nvme, WHOLE)
         await card.together(past.work(array) for array in arrays)
+        card.end_watch()
 
     def _generator(self, name: str) -> random.Random:
         return random.Random(f"{self._seed}/{name}")

@@ -7,6 +7,7 @@ is right all the time. Afterwards all rows agree, and blocks that nobody has wri
 have by then.
 """
 
+import math
 import random
 
 from campaign.array import Array
@@ -57,10 +58,10 @@ class Unfinished:
         stopped = choose.random() < STOPPED and await self._stop(array)
         await array.create_volumes([{ANYTHING}] * array.blocks)
         await array.load(share=0.3)
-        array.troubled.update(array.ports)
         load = card.spawn([array.load(share=0.5)])
         await card.sleep(choose.uniform(0, FAULT_TIME_NS / 2))
         position = choose.randrange(array.layout.drives)
+        array.troubled.add(array.ports[position])
         free = self._members.free()
         if free and choose.random() < SPARED:
             port = choose.choice(free)
@@ -122,7 +123,7 @@ class Unfinished:
     async def _watch(self, array: Array, position: int, port: int, *, stopped: bool, load) -> None:
         """Returns when the drive has been rebuilt, which begins once all rows are in sync."""
         card = array.card
-        until = card.harness.now_ns + 100 * given_up_ns(card.config)
+        until = math.inf
         early = False
         while True:
             member = (await array.state()).members[position]
@@ -141,6 +142,8 @@ class Unfinished:
                 raise Stuck(f"{array}: {member} is not rebuilt: {job}")
             if joined or load.ended:
                 await background.set_rate(card.nvme, DEFAULT_RATE)
+            if load.ended and until == math.inf:
+                until = card.harness.now_ns + array.job_ns()
             await card.sleep(LOOK_NS)
         assert (job.state, job.lost) == (JobState.DONE, 0), f"{array}: {job}"
         card.outcome.seen["drives that joined before the first RESYNC had ended"] += early

@@ -4,6 +4,7 @@ import os
 import random
 import re
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,12 +15,15 @@ from campaign import ranges
 from campaign.array import Array
 from campaign.budget import Budget
 from campaign.durable import DurableModel
+from campaign.faults import Faults
 from campaign.features import ALL, selected
 from campaign.links import placed
 from campaign.masks import PENDING_BITS, Masks
 from campaign.run import Run
+from campaign.salvage import Salvage
 from campaign.sizes import DRAWN, SIZES, drawn, size_of
 from campaign.volume import Volume
+from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.walk import WalkKind
 from sim.golden.layout import Layout
 from sim.golden.nvme import (
@@ -32,7 +36,7 @@ from sim.golden.nvme import (
 from sim.native.harness import Harness
 from sim.native.parameters import LinkParameters
 from sw.driver import background
-from sw.driver.commands import Io
+from sw.driver.commands import Io, NvmeError
 from sw.driver.native import NativeTransport
 from sw.driver.nvme import Nvme
 
@@ -201,6 +205,20 @@ def test_writes_at_once_may_be_in_any_order():
     assert after_loss(model) == {A, B}
     flush(model)
     assert after_loss(model) == {A, B}
+
+
+def test_what_a_failed_array_has_kept():
+    """A write that has failed since then may have happened. Of one that ended well nothing is
+    known."""
+    model = durable()
+    put(model, A)
+    flush(model)
+    moment = model.moment
+    assert model.kept(0, moment) == {A}
+    put(model, B, done=False)
+    assert model.kept(0, moment) == {A, B}
+    put(model, C)
+    assert model.kept(0, moment) is None and model.kept(1, moment) == {OLD}
 
 
 # Checks that find something
@@ -373,6 +391,92 @@ def test_a_rebuild_before_rows_are_in_sync_is_found(monkeypatch):
     monkeypatch.setattr(Array, "job", job)
     monkeypatch.setattr("campaign.unfinished.SHARE", 1)
     find(monkeypatch, {"unfinished"}, "a REBUILD runs, and rows are not in sync")
+
+
+def test_migrations_that_fail_for_no_reason_are_found(monkeypatch):
+    """The new drive goes, and had no fault."""
+
+    def pull(_, array: Array, position: int, port: int) -> None:
+        array.card.harness.remove(port)
+
+    monkeypatch.setattr(Faults, "plant_in_migration", pull)
+    monkeypatch.setattr("campaign.members.MIGRATED", 1)
+    monkeypatch.setattr("campaign.members.HIT", 1)
+    find(monkeypatch, {"migrations", "mid-job"}, r"\d+ to \d+: Job")
+
+
+def test_a_first_resync_that_does_not_go_on_is_found(monkeypatch):
+    """It is stopped, and not resumed."""
+
+    async def nothing(*_, **options) -> None:
+        pass
+
+    monkeypatch.setattr(background, "start_job", nothing)
+    monkeypatch.setattr("campaign.lifetimes.GARBAGE", 1)
+    monkeypatch.setattr("campaign.lifetimes.HIT", 1)
+    find(monkeypatch, {"garbage", "mid-job", "hang"}, "it is not in sync")
+
+
+def test_what_is_written_before_the_first_resync_is_found(monkeypatch):
+    """A drive has other data by then."""
+
+    def scribble(_, arrays: list[Array], count: int) -> None:
+        for array in arrays:
+            array.card.scribble(array.ports[0], array.rows)
+
+    monkeypatch.setattr(Faults, "plant", scribble)
+    monkeypatch.setattr("campaign.lifetimes.GARBAGE", 1)
+    monkeypatch.setattr("campaign.lifetimes.HIT", 1)
+    find(monkeypatch, {"garbage", "mid-job"}, "is wrong")
+
+
+def test_a_job_without_an_end_is_found(monkeypatch):
+    """It may take no time."""
+    monkeypatch.setattr(Array, "job_ns", lambda _: 1)
+    monkeypatch.setattr("campaign.jobs.SHARE", 1)
+    find(monkeypatch, {"jobs"}, "a job has no end|rests at the rate")
+
+
+def test_flushes_that_store_nothing_as_an_array_fails_are_found(monkeypatch):
+    """A drive goes, and has none of what it had flushed."""
+    remove = Harness.remove
+
+    def forget(harness: Harness, port: int) -> None:
+        remove(harness, port)
+        for block in harness.written_blocks(port):
+            harness.write_drive(port, block, bytes(4096))
+
+    monkeypatch.setattr(Harness, "remove", forget)
+    monkeypatch.setattr("campaign.past.UNDER_LOAD", 1)
+    find(monkeypatch, {"failing"}, "was stored, and")
+
+
+def test_flushes_of_arrays_that_fail_are_found(monkeypatch):
+    """Success, and data is lost."""
+    flushed = Nvme.flush
+
+    async def well(*arguments) -> None:
+        with suppress(NvmeError):
+            await flushed(*arguments)
+
+    monkeypatch.setattr(Nvme, "flush", well)
+    monkeypatch.setattr("campaign.past.UNDER_LOAD", 1)
+    find(monkeypatch, {"failing"}, "a flush has succeeded")
+
+
+def test_lost_blocks_that_are_read_after_a_salvage_are_found(monkeypatch):
+    """They are as readable as before."""
+    salvage = Salvage._salvage
+
+    async def clear(self: Salvage, array: Array, rebuilt: int, row: int) -> None:
+        await salvage(self, array, rebuilt, row)
+        for one in range(array.rows):
+            array.card.harness.clear_medium_error(array.ports[rebuilt], DATA_OFFSET_BLOCKS + one)
+
+    monkeypatch.setattr(Salvage, "_salvage", clear)
+    monkeypatch.setattr("campaign.salvage.SHARE", 1)
+    monkeypatch.setattr("campaign.salvage.HEALED", 0)
+    find(monkeypatch, {"salvage"}, "is wrong")
 
 
 def test_requests_without_bus_mastering_are_found(monkeypatch):
