@@ -119,8 +119,9 @@ class Bench:
             for array, chunk in self.written.values():
                 if self.exempt >> array & 1:
                     continue
-                assert self.stored[array] is not None, f"array {array} has no page yet"
-                assert chunk in self.stored[array], f"{array}: chunk {chunk} is not stored"
+                stored = self.stored[array]
+                assert stored is not None, f"array {array} has no page yet"
+                assert chunk in stored, f"{array}: chunk {chunk} is not stored"
                 words = self.coming[array]
                 if words is not None and self.collecting != array:
                     marked = words[chunk // 32] >> chunk % 32 & 1
@@ -138,8 +139,10 @@ class Bench:
     def _take(self, word: int) -> None:
         array = self.collecting
         assert array is not None, "a word of no page"
-        self.coming[array].append(word)
-        if len(self.coming[array]) == WORDS:
+        words = self.coming[array]
+        assert words is not None
+        words.append(word)
+        if len(words) == WORDS:
             self.collecting = None
             cocotb.start_soon(self._store(array))
 
@@ -147,12 +150,12 @@ class Bench:
         await cycles_pass(self.dut.clk, self.random.randint(1, 60))
         while array in self.held:
             await cycles_pass(self.dut.clk, 10)
-        words, self.coming[array] = self.coming[array], None
+        words, self.coming[array] = self.coming[array] or [], None
         before = self.stored[array] or set()
-        self.stored[array] = {
+        self.stored[array] = after = {
             chunk for chunk in range(CONFIG.intent_chunks) if words[chunk // 32] >> chunk % 32 & 1
         }
-        self.seen["pages that drop"] += bool(before - self.stored[array])
+        self.seen["pages that drop"] += bool(before - after)
         self.ends.send(array)
 
     def ask(self, array: int) -> None:
