@@ -458,6 +458,7 @@ class TellsTooSoon(Intent):
             super()._store(m, plane, word, marks)
 
 
+@pytest.mark.slow
 def test_who_is_told_too_soon_is_found():
     with pytest.raises(SimulationError, match="failed: tells_who_asks"):
         simulate(

@@ -237,6 +237,7 @@ def test_bitmap_reader():
     run(BitmapReader(config=CONFIG), "bitmap_reader")
 
 
+@pytest.mark.slow
 def test_a_bitmap_of_another_size_is_found(monkeypatch):
     """Planted bug: chunks may have any size."""
     fewer = tuple(word for word in bitmap_reader.COMPARED if word != BitmapWord.CHUNK_BYTES)

@@ -427,7 +427,7 @@ class FreshTooSoon(StoredMarks):
     ("broken", "testcase"),
     [
         (LetsAtOnce, TESTS[0]),
-        (ForgetsTheComing, TESTS[0]),
+        pytest.param(ForgetsTheComing, TESTS[0], marks=pytest.mark.slow),
         pytest.param(OneArray, TESTS[1], marks=pytest.mark.slow),
         pytest.param(FreshTooSoon, TESTS[3], marks=pytest.mark.slow),
     ],

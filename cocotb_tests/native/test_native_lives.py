@@ -117,7 +117,9 @@ def test_arrays_come_back(level):
 
 
 @pytest.mark.parametrize(
-    "level", [Level.RAID1, Level.RAID5, Level.RAID10], ids=lambda level: level.name
+    "level",
+    [pytest.param(Level.RAID1, marks=pytest.mark.slow), Level.RAID5, Level.RAID10],
+    ids=lambda level: level.name,
 )
 def test_only_what_was_being_written_is_made_consistent(level):
     """Power goes as a few rows may be torn. The drives say which, and the card looks at no other
@@ -318,7 +320,11 @@ def test_a_degraded_array_stays_clean():
 
 @pytest.mark.parametrize(
     ("level", "cut"),
-    [(Level.RAID1, True), (Level.RAID1, False), (Level.RAID5, False)],
+    [
+        (Level.RAID1, True),
+        pytest.param(Level.RAID1, False, marks=pytest.mark.slow),
+        (Level.RAID5, False),
+    ],
     ids=["RAID1-cut", "RAID1-shutdown", "RAID5-shutdown"],
 )
 def test_a_rebuild_goes_on(level, cut):
