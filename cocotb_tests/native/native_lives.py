@@ -40,6 +40,7 @@ CONFIG = Config(
     transfer_blocks=8,
     walk_window=4,
     intent_chunks=32,
+    marks_kept_us=30,
     command_timeout_ms=3,
     abort_timeout_ms=1,
     metadata=True,
@@ -82,6 +83,9 @@ TAIL = 4
 NGUID = slice(104, 120)
 """Where it stands in Identify Namespace."""
 
+FLUSH_NS = 150_000
+"""How long a host that flushes waits at most until it does so again."""
+
 SOON_NS, STEP_NS = 60_000, 5_000
 """How soon power goes after a drive at most, and how often it is looked whether it goes."""
 
@@ -96,6 +100,7 @@ FEW = {
     "shutdown": 0.3,
     "delete": 0.1,
     "divide": 0.5,
+    "flush": 0.6,
 }
 """How many writes are under way, and how likely the other things are in a life."""
 
@@ -236,6 +241,8 @@ class Lives:
             for _ in range(self.random.randint(1, FEW["write"])):
                 card.transport.spawn(self.write(card, array))
             card.transport.spawn(self._trouble(card, array))
+            if self.random.random() < FEW["flush"]:
+                card.transport.spawn(self._flush(card, array))
             if self.random.random() < FEW["divide"]:
                 card.transport.spawn(self._turn_over(card, array))
 
@@ -457,6 +464,14 @@ class Lives:
             array.missed |= (lost & array.lost) - array.healing
             del busy[block]
             self.seen["blocks stored"] += 1
+
+    async def _flush(self, card: SimulatedCard, array: Known) -> None:
+        """Flushes now and then. After that nothing needs to be marked but what is written then."""
+        while not array.deleted and not array.failed:
+            await card.transport.sleep(self.random.uniform(0, FLUSH_NS))
+            with suppress(NvmeError):
+                await card.nvme.flush(array.namespace)
+                self.seen["flushes"] += 1
 
     async def _trouble(self, card: SimulatedCard, array: Known) -> None:
         """Perhaps a drive goes or restarts, moves, or another one takes its place; or the array

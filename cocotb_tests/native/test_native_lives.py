@@ -38,8 +38,8 @@ from sw.driver.commands import Command, NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
 SECTORS = 8 * (1 << 20)
-DROPPED_NS = 6e9
-"""After that nothing is marked on the drives that was not marked on the card 5 s before."""
+DROPPED_NS = 100_000
+"""After that nothing is marked on the drives that is not marked on the card."""
 PAGES_READ = 4
 """Pages of a drive that are read when power comes: superblock, bitmap, and two lists."""
 DRIVE_UNAVAILABLE, NO_ENTRY = 0x1C0, 0x1C1

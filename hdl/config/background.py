@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from hdl.config.checks import power_of_two
 from hdl.config.sizes import MOST_STORED_CHUNKS, bits_for_count
 
+MOST_KEPT_US = 60_000_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Background:
@@ -22,6 +24,9 @@ class Background:
         32 and up. With the bitmap the rebuild of a drive that comes back covers only the writes
         that it missed. It needs ``background``. With 0 there is no bitmap, and such a drive is
         rebuilt from the first row to the last.
+    marks_kept_us
+        How long a mark stays in the bitmap on the drives after it has been dropped, with
+        ``metadata``.
     metadata
         Arrays live on their drives (`hdl.metadata`). It needs ``background``, and there may be 64
         volumes at most. Without it, which is the default, the controller forgets its arrays when
@@ -31,6 +36,7 @@ class Background:
     background: bool = True
     walk_window: int = 128
     intent_chunks: int = 0
+    marks_kept_us: int = 5_000_000
     metadata: bool = False
 
     def check_background(self) -> None:
@@ -45,6 +51,10 @@ class Background:
             raise ValueError("intent_chunks needs background, which rebuilds")
         if self.metadata and not self.background:
             raise ValueError("metadata needs background, which makes rows consistent")
+        if not 1 <= self.marks_kept_us <= MOST_KEPT_US:
+            raise ValueError(
+                f"marks_kept_us must be 1..{MOST_KEPT_US}, not {self.marks_kept_us}"
+            )
         if self.metadata and chunks > MOST_STORED_CHUNKS:
             raise ValueError(
                 f"metadata has room for {MOST_STORED_CHUNKS} intent_chunks, not for {chunks}"

@@ -11,7 +11,6 @@ from hdl.kit.pick import lowest_bit
 from hdl.kit.pulse import Pulse
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table
-from hdl.metadata.bitmap import SLEEP_S
 
 
 def asked_row(config: Config) -> data.StructLayout:
@@ -32,9 +31,9 @@ class StoredMarks(wiring.Component):
     page under way drops marks and this word of it has been collected, what that page has too. With
     ``stored`` that page is what the drives have.
 
-    Marks that are dropped in `Intent` stay on the drives for `SLEEP_S` from the first one on. Then
-    the marks of all arrays of which some have been dropped are stored anew, without the old ones.
-    So a chunk whose marks come and go costs two pages in that time at most.
+    Marks that are dropped in `Intent` stay on the drives for ``marks_kept_us`` from the first one
+    on. Then the marks of all arrays of which some have been dropped are stored anew, without the
+    old ones. So a chunk whose marks come and go costs two pages in that time at most.
 
     With ``refresh`` the page is written anew, whatever it is, because there are new members. Until
     the first one of a new array has been stored, all its rows wait.
@@ -97,6 +96,7 @@ class StoredMarks(wiring.Component):
             }
         )
         words = 1 << word_number_bits(config)
+        self._kept_cycles = config.marks_kept_us * config.clock_hz // 1_000_000
         self._last_word = words - 1
         # What the drives of each array have, and what they will have. Which of both is which.
         self._pages = Table(WORD_BITS, 2 * config.arrays * words)
@@ -184,7 +184,7 @@ class StoredMarks(wiring.Component):
         with m.Elif(self._excess.any() & ~self._times):
             m.d.sync += [
                 self._times.eq(1),
-                self._due_at.eq(self.now + SLEEP_S * self._config.clock_hz),
+                self._due_at.eq(self.now + self._kept_cycles),
             ]
         m.d.sync += [
             was_whole.eq(self.whole),
