@@ -171,7 +171,7 @@ async def reset(card: Card) -> Volume:
         transport.memory.write(address, data)
         begun = volume.model.begin_write(block, [data])
         try:
-            await nvme.write(volume.namespace, block, 1, address, block % 2)
+            await nvme.write(volume.namespace, block, 1, address, block % len(nvme.queues))
         except QueueStoppedError:
             volume.model.end_write(begun, done=False)
         else:
