@@ -118,7 +118,8 @@ class Array:
             * rows_ns(card.config, card.drive, array.layout, array.rows)
             for array in card.arrays
         )
-        return walked + RESTED * card.held_up_ns() + work_ns(card.config, card.drive, self.rows)
+        held_up = RESTED * card.held_up_ns() + card.rest_before_ns()
+        return walked + held_up + work_ns(card.config, card.drive, self.rows)
 
     def allowed(self) -> tuple[int, ...]:
         """Statuses that commands may end with."""

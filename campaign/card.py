@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from campaign.bounds import given_up_ns, ladder_ns
+from hdl.background.pace import WHOLE
+from hdl.background.supervisor import DEFAULT_RATE
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config
 from sim.native.parameters import DriveParameters, LinkParameters
 from sw.driver.card import SimulatedCard
@@ -163,6 +165,7 @@ class Card:
         self._outstanding: list[Begun] = []
         self._buffers: list[int] = []
         self._pauses = 0
+        self._rest_ns = self._rest_until_ns = 0.0
         self._paused_ns = 0.0
         self._done = False
         self.run(self.nvme.start(queue_pairs=config.queue_pairs))
@@ -192,6 +195,16 @@ class Card:
         is given up, and another one for a while."""
         ports = {port for array in self.arrays for port in array.troubled}
         return len(ports) * given_up_ns(self.config) + self.ladder_ns
+
+    def rest_before_ns(self) -> float:
+        """How long a rest may last that follows a batch of an earlier job, which drives held up. To
+        be called whenever a job is waited for."""
+        held, now = self.held_up_ns(), self.harness.now_ns
+        if now > self._rest_until_ns:
+            self._rest_ns = 0.0
+        before, self._rest_ns = self._rest_ns, max(self._rest_ns, held)
+        self._rest_until_ns = max(self._rest_until_ns, now + held * (1 + WHOLE / DEFAULT_RATE))
+        return before
 
     async def watch(self) -> None:
         """Fails when a command takes longer than it may, or an admin command seems to have no end.
