@@ -906,7 +906,7 @@ class NeverAsks(RowPlanning):
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        m.d.comb += self.begun.payload.asks.eq(0)
+        m.d.sync += self._asks.eq(0)
         return m
 
 
