@@ -152,6 +152,7 @@ class RowFlushes(wiring.Component):
         """The queues, the tables at the array at hand, and what is sent and told."""
         requests, ends, lanes, state = self._requests, self._ends, self._lanes, self._lane
         heard, sent, told = ends.input.payload, self.operation.payload, self.done.payload
+        port = lowest_bit(m, self._pending[: self._config.ports], "asked")
         m.d.comb += [
             requests.input.payload.eq(self.request.payload),
             requests.input.valid.eq(self.request.valid),
@@ -172,8 +173,8 @@ class RowFlushes(wiring.Component):
             sent.place.eq(1),
             sent.index.eq(self._array),
             sent.alone.eq(1),
-            sent.port.eq(lowest_bit(m, self._pending[: self._config.ports], "asked")),
-            sent.recover.tried.eq(self._before[sent.port]),
+            sent.port.eq(port),
+            sent.recover.tried.eq(self._before[port]),
             told.slot.eq(state.first),
             told.ports.eq(state.stored),
         ]
