@@ -464,6 +464,7 @@ def test_flushes_of_arrays_that_fail_are_found(monkeypatch):
     find(monkeypatch, {"failing"}, "a flush has succeeded")
 
 
+@pytest.mark.slow
 def test_lost_blocks_that_are_read_after_a_salvage_are_found(monkeypatch):
     """They are as readable as before."""
     salvage = Salvage._salvage

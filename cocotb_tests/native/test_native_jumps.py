@@ -217,7 +217,7 @@ async def shut_down(card: Card) -> Volume:
         pytest.param(hang, METADATA, id="metadata-hang", marks=pytest.mark.slow),
         pytest.param(give_up, METADATA, id="metadata-give_up", marks=pytest.mark.slow),
         pytest.param(reset, METADATA, id="metadata-reset", marks=pytest.mark.slow),
-        pytest.param(shut_down, METADATA, id="metadata-shut_down"),
+        pytest.param(shut_down, METADATA, id="metadata-shut_down", marks=pytest.mark.slow),
     ],
 )
 def test_jumps_change_no_trouble(main, config):

@@ -815,6 +815,7 @@ def cuts_both_copies(lives: Lives, cuts: int) -> None:
     print(dict(lives.seen))
 
 
+@pytest.mark.slow
 def test_both_copies_go():
     """Nobody is told that a write is stored which may be on neither of them tomorrow."""
     lives = Lives(SEED)

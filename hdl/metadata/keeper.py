@@ -99,6 +99,10 @@ class Keeper(wiring.Component):
     nobody has stored the list after a change of a volume, that ends as DRIVE_UNAVAILABLE. Then it
     is so until power goes, or until a later list has been stored.
 
+    With `Config.durable_marks` all members get the bitmap of the array before each round, so that
+    none of them says that it is a member and has an old one. A drive is only zeroed once no bitmap
+    is on its way to it.
+
     The members of an array take 3,500 cycles each and what their drives take, and 5,100 more if
     the list is written.
 
