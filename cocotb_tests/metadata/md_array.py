@@ -12,6 +12,8 @@ from sim.golden.superblock import CLEAN, FAULTY, SPARE, Feature, Superblock
 
 MOST_ROWS = SECTORS // SECTORS_PER_BLOCK - DATA_OFFSET_BLOCKS
 DEVICES = 128
+BITMAP_OFFSET = 8
+"""Sectors from the superblock."""
 CODES = {
     Rotation.LEFT_ASYMMETRIC: 0,
     Rotation.RIGHT_ASYMMETRIC: 1,
@@ -62,6 +64,8 @@ class Array:
     alive: int
     rebuilding: int
     rebuilt: int
+    marked: bool = False
+    """It has a bitmap that md can use."""
 
     @property
     def md(self) -> tuple[int, int]:
@@ -83,6 +87,7 @@ class Array:
         self.alive = everybody & ~(generator.getrandbits(32) & generator.getrandbits(32))
         self.rebuilding = self.alive & generator.getrandbits(32) & generator.getrandbits(32)
         self.rebuilt = generator.randrange(self.rows)
+        self.marked = self.md[0] in (1, 5, 6) and self.rebuilt % 2 == 1
 
     def roles(self) -> tuple[int, ...]:
         """By device numbers."""
@@ -93,9 +98,11 @@ class Array:
         """What the superblock becomes when it is changed."""
         rebuilds = self.rebuilding >> one.device_number & 1
         features = Feature.RAID0_LAYOUT if self.level is Level.RAID0 else Feature(0)
+        features |= Feature.BITMAP if self.marked else Feature(0)
         return replace(
             one,
             features=features | (Feature.RECOVERY_OFFSET if rebuilds else Feature(0)),
+            bitmap_offset=BITMAP_OFFSET if self.marked else 0,
             recovery_offset=self.rebuilt * SECTORS_PER_BLOCK if rebuilds else 0,
             events=self.events,
             resync_offset=0 if self.dirty else CLEAN,
@@ -177,4 +184,5 @@ def show(dut, config: Config, array: Array) -> None:
         rebuilt=array.rebuilt,
         events=array.events,
         dirty=array.dirty,
+        marked=array.marked,
     )

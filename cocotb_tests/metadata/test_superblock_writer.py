@@ -12,7 +12,7 @@ from cocotb_tests.metadata.md_array import EXPRESSIBLE, NAMES, Array, random_arr
 from cocotb_tests.metadata.mdadm import MDADM, examined
 from cocotb_tests.metadata.page_bench import PageBench
 from cocotb_tests.metadata.page_room import SIZES, WriterRoom
-from cocotb_tests.metadata.superblock_pages import SECTORS, kept_words
+from cocotb_tests.metadata.superblock_pages import SECTORS, bitmap_of, kept_words
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import (
     StreamSink,
@@ -116,7 +116,12 @@ def check_with_mdadm(page: bytes, array: Array, role: int) -> None:
     """mdadm, if it is there, reads what the array is."""
     if MDADM is None:
         return
-    told = examined(Path.cwd(), SECTORS, {SECTOR: page})
+    areas = {SECTOR: page}
+    if array.marked:
+        # Without a bitmap mdadm takes that feature away, and then misses it in the checksum.
+        one = Superblock.unpack(page, sectors=SECTORS)
+        areas[SECTOR + one.bitmap_offset] = bitmap_of(one).pack()
+    told = examined(Path.cwd(), SECTORS, areas)
     level, layout = array.md
     assert told["Checksum"].endswith("correct"), told
     name = "-unknown-" if array.level is Level.RAIDTP else f"raid{level}"
