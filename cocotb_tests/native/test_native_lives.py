@@ -3,11 +3,14 @@
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 from amaranth.hdl import Module
 from amaranth.lib import wiring
 
+from cocotb_tests.array.md_arrays import needs_linux
+from cocotb_tests.metadata.mdadm import write_drive
 from cocotb_tests.native.native_jobs import POLL_NS
 from cocotb_tests.native.native_lives import (
     CONFIG,
@@ -32,12 +35,15 @@ from hdl.metadata.withheld import Withheld
 from hdl.stripe.planning.row_planning import RowPlanning
 from sim.golden.intent_bitmap import HEAD_BYTES
 from sim.golden.superblock import CLEAN, Superblock
+from sim.md.machine import Assembly, assembled, drive, run
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import Command, NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
 SECTORS = 8 * (1 << 20)
+MD_LEVELS = (1, 5, 6)
+"""md's levels of arrays whose bitmaps it uses."""
 DROPPED_NS = 100_000
 """After that nothing is marked on the drives that is not marked on the card."""
 PAGES_READ = 4
@@ -841,6 +847,45 @@ def test_lives():
     lives = Lives(SEED)
     lived(lives, 10)
     assert lives.seen["arrays brought up"] and lives.seen["blocks that were there"]
+
+
+@pytest.mark.slow
+@needs_linux
+def test_linux_uses_the_bitmaps(tmp_path: Path):
+    """What drives hold as the card loses its power, Linux makes consistent by their bitmaps."""
+    jobs: dict[int, Assembly] = {}
+    seed = SEED
+    while len(jobs) < len(MD_LEVELS):
+        lives = Lives(seed)
+        for _ in range(5):
+            lives.live()
+            for found in sets(lives.images, DRIVE.capacity):
+                level, width = found.freshest.level, found.freshest.raid_disks
+                whole = width == len(found.members) > 1
+                if level not in MD_LEVELS or level in jobs or not (found.dirty and whole):
+                    continue
+                given = [f"raid{level}.{role}.img" for role in range(width)]
+                for role, port in found.members.items():
+                    areas = {8 * block: data for block, data in lives.images[port].items()}
+                    write_drive(tmp_path / given[role], 8 * DRIVE.capacity, areas)
+                drives = [drive(number) for number in range(width)]
+                jobs[level] = Assembly(
+                    name=f"raid{level}",
+                    given=given,
+                    attempts=[
+                        ["--assemble", "/dev/md0", *drives],
+                        ["--wait", "/dev/md0"],
+                        ["--detail", "/dev/md0"],
+                    ],
+                    bytes=BLOCK_BYTES * DRIVE.capacity,
+                )
+        seed += 1
+    run(tmp_path, [*jobs.values()])
+    for level, job in jobs.items():
+        after = assembled(tmp_path, job)
+        assert "Consistency Policy : bitmap" in after.said, after.said
+        assert after.state in ("clean", "active") and "degraded" not in after.said, after
+        assert len(after.roles) == len(job.given), (level, after)
 
 
 @pytest.mark.slow
