@@ -17,7 +17,7 @@ from enum import IntEnum
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-from hdl.config import BLOCK_BYTES, DWORDS_PER_BLOCK, SECTOR_BITS, SECTORS_PER_BLOCK, Config
+from hdl.config import BLOCK_BYTES, SECTOR_BITS, SECTORS_PER_BLOCK, Config
 from hdl.flow.geometry import Level
 from hdl.flow.marks import WORD_BITS, chunk_shift
 from hdl.metadata import superblock
@@ -60,13 +60,13 @@ class BitmapWord(IntEnum):
     BITS = 64
 
 
-MOST_WORDS = DWORDS_PER_BLOCK - BitmapWord.BITS
-"""Words of bits that a page has room for."""
-
-
 def md_uses(m: Module, config: Config, geometry) -> Value:
     """Whether md can use the bitmap of an array. Combinational."""
-    shift = chunk_shift(m, geometry.rows - 1, config, "md_shift")
+    return _is_md(geometry, chunk_shift(m, geometry.rows - 1, config, "md_shift"))
+
+
+def _is_md(geometry, shift: Value) -> Value:
+    """The same of an array whose chunks have 1 << ``shift`` rows."""
     mirrors = (geometry.level == Level.RAID1) & (geometry.copies == geometry.width)
     parity = (geometry.level == Level.RAID5) | (geometry.level == Level.RAID6)
     return (mirrors | parity) & (geometry.spans == 1) & (shift <= MOST_SHIFT)
@@ -77,7 +77,7 @@ def head_words(m: Module, config: Config, set_uuid: Value, geometry) -> dict[int
     are 0. Combinational.
     """
     shift = chunk_shift(m, geometry.rows - 1, config, "chunk_shift")
-    is_md = md_uses(m, config, geometry)
+    is_md = _is_md(geometry, shift)
     # 1 << shift blocks; of a page of the card's own the shift itself.
     chunk_bytes = Signal(WORD_BITS)
     with m.Switch(shift):
