@@ -299,6 +299,7 @@ def _build(
         repr(runner.optimisation),
         PRECOMPILE,
         cocotb_tools.__file__,
+        str(verilator.executable().resolve()),  # precompiled headers name it
     )
     directory = BUILD / "verilated" / key
     with verilator.build_once(directory) as draft:

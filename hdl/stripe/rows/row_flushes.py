@@ -4,7 +4,7 @@ from amaranth.hdl import Assert, Module, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import MAX_DRIVES, Config, bits_for_count
+from hdl.config import Config, bits_for_count
 from hdl.flow.flush_request import flush_rounds
 from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, operation
 from hdl.flow.recovery import tried_bits
@@ -17,13 +17,13 @@ def flush_for_row(config: Config) -> data.StructLayout:
     """A row slot, the array of its row, and drives of that array, a bit a port, that it needs
     flushed."""
     return data.StructLayout(
-        {"slot": config.row_slot_bits, "array": config.array_bits, "ports": MAX_DRIVES}
+        {"slot": config.row_slot_bits, "array": config.array_bits, "ports": config.ports}
     )
 
 
 def flushed_row(config: Config) -> data.StructLayout:
     """A row slot, and drives, a bit a port, that have been flushed."""
-    return data.StructLayout({"slot": config.row_slot_bits, "ports": MAX_DRIVES})
+    return data.StructLayout({"slot": config.row_slot_bits, "ports": config.ports})
 
 
 def flush_end(config: Config) -> data.StructLayout:
@@ -48,9 +48,9 @@ def lane(config: Config) -> data.StructLayout:
             "last": slot,
             "left": count,
             "waiting": count,
-            "needed": MAX_DRIVES,
-            "stored": MAX_DRIVES,
-            "again": MAX_DRIVES,
+            "needed": config.ports,
+            "stored": config.ports,
+            "again": config.ports,
             "out": bits_for_count(config.ports + 1),
             "rounds": bits_for_count(flush_rounds(config)),
         }
@@ -121,7 +121,7 @@ class RowFlushes(wiring.Component):
         # The array at hand, its lane, and drives that are to be asked.
         self._array = Signal(config.array_bits)
         self._lane = Signal(lane(config))
-        self._pending = Signal(MAX_DRIVES)
+        self._pending = Signal(config.ports)
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -152,7 +152,7 @@ class RowFlushes(wiring.Component):
         """The queues, the tables at the array at hand, and what is sent and told."""
         requests, ends, lanes, state = self._requests, self._ends, self._lanes, self._lane
         heard, sent, told = ends.input.payload, self.operation.payload, self.done.payload
-        port = lowest_bit(m, self._pending[: self._config.ports], "asked")
+        port = lowest_bit(m, self._pending, "asked")
         m.d.comb += [
             requests.input.payload.eq(self.request.payload),
             requests.input.valid.eq(self.request.valid),
@@ -274,7 +274,7 @@ class RowFlushes(wiring.Component):
         """The states HEAR, of a FLUSH that has ended, and HEARD: once all have, those that were
         aborted are sent again, or the rows are told."""
         state, end = self._lane, self._ends.output
-        own = Signal(MAX_DRIVES)
+        own = Signal(self._config.ports)
         m.d.comb += own.eq(1 << end.payload.port)
         with m.State("HEAR"):
             m.d.comb += end.ready.eq(1)
