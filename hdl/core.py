@@ -98,13 +98,14 @@ class Core(wiring.Component):
             }
         )
 
+        marks = config.durable_marks
         # In the order of the dataflow, from the host to the drives.
         self._endpoint = Endpoint(config=config)
         self._front_end = NvmeFrontEnd(config=config)
         self._tables = ArrayTables(
             config=config,
-            geometry_readers=5 + 2 * config.background + 2 * config.metadata,
-            member_readers=3 + config.background + 2 * config.metadata,
+            geometry_readers=5 + 2 * config.background + 2 * config.metadata + marks,
+            member_readers=3 + config.background + 2 * config.metadata + marks,
             volume_readers=3
             + config.compare_and_deallocate
             + config.array_shares
@@ -125,7 +126,7 @@ class Core(wiring.Component):
             returns=LINE_RETURNS,
             reserves=config.line_reserves,
         )
-        self._flusher = Flusher(config=config, users=2 + config.background)
+        self._flusher = Flusher(config=config, users=2 + config.background + marks)
         self._flush_all, self._flush_cache = FlushAll(), FlushAll()
         if config.array_shares:
             self._shares = CommandShares(config=config)
@@ -424,7 +425,7 @@ class Core(wiring.Component):
             volumes.append(self._shares.volume_read)
         if config.background:
             geometries += list(self._background.geometry_read)
-            members.append(self._background.member_read)
+            members += list(self._background.member_read)
         if config.metadata:
             geometries += list(self._metadata.geometry_read)
             members += list(self._metadata.member_read)
@@ -545,6 +546,9 @@ class Core(wiring.Component):
         connect(m, tables.rewind, background.rewind)
         connect(m, tables.flush, flusher.ask[2])
         connect(m, flusher.told[2], tables.flushed)
+        if self._config.durable_marks:
+            connect(m, background.ask, flusher.ask[3])
+            connect(m, flusher.told[3], background.told)
         connect(m, front_end.report, background.report)
         connect(m, front_end.slots, background.slots)
         connect(m, front_end.tellings, background.tellings)

@@ -122,7 +122,7 @@ class Assembly(wiring.Component):
             m.d.comb += inner.eq(outer)
         for user, port in zip(background.geometry_read, tables.geometry_read, strict=True):
             connect(m, user, port)
-        connect(m, background.member_read, tables.member_read[0])
+        connect(m, background.member_read[0], tables.member_read[0])
         connect(m, background.migration_read, tables.migration_read[0])
         flushing, flushed = Signal(), Signal(MAX_DRIVES)
         states = tables.drives

@@ -34,6 +34,9 @@ ROWS = (20, 64, 1000, (1 << 39) + 12345)
 """Of each array: fewer than chunks, as many, more, very many."""
 
 ROUNDS = 150
+OWN = -1
+"""What stands for a command slot where the controller flushes by itself."""
+
 NONE = (1 << BLOCK_NUMBER_BITS) - 1
 ANSWER_CYCLES = 400
 EVENT_CYCLES = 8
@@ -98,7 +101,9 @@ class Bench:
         self.dut = dut
         self.random = random.Random(int(os.environ["SEED"]))
         self.arrays = [Array(rows) for rows in ROWS]
-        self.begun = StreamSource(dut, "writes__begun", layout=intention(CONFIG), active=0.7)
+        durable = hasattr(dut, "idle__begins")
+        config = DURABLE if durable else CONFIG
+        self.begun = StreamSource(dut, "writes__begun", layout=intention(config), active=0.7)
         self.retired = StreamSource(dut, "writes__retired", active=0.7)
         self.asks = StreamSource(dut, "ask", layout=array_row(CONFIG))
         self.answers = StreamSink(dut, "answer", layout=stretch(), active=0.5)
@@ -179,7 +184,7 @@ class Bench:
 
     async def end_flush(self, good: bool | None = None, array: Array | None = None) -> None:
         arrays = self.arrays if array is None else [array]
-        ended = [(array, slot) for array in arrays for slot in array.flushes]
+        ended = [(array, slot) for array in arrays for slot in array.flushes if slot != OWN]
         if ended:
             array, slot = self.random.choice(ended)
             if good is None:
@@ -191,6 +196,27 @@ class Bench:
             array.flushed(slot, good)
             self.commands.add(slot)
 
+    async def flush_itself(self) -> None:
+        """The controller flushes an idle array. No other flush begins in that cycle."""
+        number = self.random.randrange(CONFIG.arrays)
+        if any(OWN in array.flushes for array in self.arrays):
+            return
+        self.dut.idle__array.value, self.dut.idle__begins.value = number, 1
+        await FallingEdge(self.dut.clk)
+        begun = sample(self.dut.idle__begun)
+        await RisingEdge(self.dut.clk)
+        self.dut.idle__begins.value = 0
+        if begun:
+            self.arrays[number].flush(OWN)
+
+    async def end_own_flush(self) -> None:
+        for array in self.arrays:
+            if OWN in array.flushes:
+                good = self.random.random() < 0.8
+                self.dut.idle__good.value = good
+                await self.pulse("idle__ended")
+                array.flushed(OWN, good)
+
     async def change_state(self) -> None:
         """An array loses a drive, which is told late, or is whole again."""
         dut = self.dut
@@ -201,7 +227,7 @@ class Bench:
         array = self.arrays[number]
         if array.optimal:
             array.degrade()
-            if array.flushes and self.random.random() < 0.5:
+            if array.flushes.keys() - {OWN} and self.random.random() < 0.5:
                 # The flush has found the drive gone, and it is excused: nobody knows yet.
                 await self.end_flush(good=True, array=array)
             await ClockCycles(dut.clk, self.random.randrange(SETTLE_CYCLES - 4))
@@ -278,6 +304,9 @@ async def forgets_nothing(dut):
     await bench.begin()
     actions = [bench.write] * 6 + [bench.retire] * 5 + [bench.flush] * 2 + [bench.end_flush] * 3
     actions += [bench.change_state]
+    if hasattr(dut, "idle__begins"):
+        dut.idle__begins.value = dut.idle__ended.value = 0
+        actions += [bench.flush_itself] * 2 + [bench.end_own_flush] * 3
     for round_number in range(ROUNDS):
         for _ in range(bench.random.randint(5, 40)):
             await bench.random.choice(actions)()
@@ -440,14 +469,55 @@ TESTS = [
 ]  # fmt: skip
 
 
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def drops_what_it_flushes_itself(dut):
+    """After a flush of an idle array nothing of it is marked, and that is told."""
+    bench = Bench(dut)
+    dut.idle__begins.value = dut.idle__ended.value = 0
+    await bench.begin()
+    for _ in range(ROUNDS):
+        for _ in range(bench.random.randint(1, 30)):
+            await bench.random.choice([bench.write, bench.write, bench.retire])()
+        while bench.slots != set(range(CONFIG.rows)):
+            await bench.retire()
+        await bench.rest()
+        for number, array in enumerate(bench.arrays):
+            assert sample(dut.marked) >> number & 1 == bool(array.chunks()), f"array {number}"
+        await bench.flush_itself()
+        await ClockCycles(dut.clk, bench.random.randrange(100))
+        await bench.end_own_flush()
+        await ClockCycles(dut.clk, 2 * SETTLE_CYCLES)
+        await bench.check(exact=True)
+
+
 def test_marks_for_drives():
     simulate(
         Intent(config=DURABLE),
         name="intent_durable",
         module=__name__,
-        testcase=DURABLE_TESTS,
+        testcase=[*DURABLE_TESTS, "forgets_nothing", "drops_what_it_flushes_itself"],
         parameters={"SEED": "1"},
     )
+
+
+class BelievesItself(Intent):
+    """Planted bug: an own flush counts though some drive did not store what it had."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self._epochs.idle.good.eq(1)
+        return m
+
+
+@pytest.mark.slow
+def test_own_flushes_that_always_count_are_found():
+    with pytest.raises(SimulationError, match="failed: forgets_nothing"):
+        simulate(
+            BelievesItself(config=DURABLE),
+            name="intent_durable_BelievesItself",
+            module=__name__,
+            testcase="forgets_nothing",
+        )
 
 
 class TellsTooSoon(Intent):

@@ -24,6 +24,7 @@ from cocotb_tests.native.native_lives import (
 )
 from cocotb_tests.native.native_marks import BITMAP, marked_rows, sets
 from hdl.array.tables.tables import ArrayTables
+from hdl.background.idle_flush import IdleFlush
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from hdl.controller import Controller
@@ -46,6 +47,8 @@ MD_LEVELS = (1, 5, 6)
 """md's levels of arrays whose bitmaps it uses."""
 DROPPED_NS = 100_000
 """After that nothing is marked on the drives that is not marked on the card."""
+IDLE_NS = 3 * CONFIG.marks_idle_us * 1000
+"""After that an array that nobody writes has been flushed."""
 PAGES_READ = 4
 """Pages of a drive that are read when power comes: superblock, bitmap, and two lists."""
 DRIVE_UNAVAILABLE, NO_ENTRY = 0x1C0, 0x1C1
@@ -129,7 +132,8 @@ def test_arrays_come_back(level):
 )
 def test_only_what_was_being_written_is_made_consistent(level):
     """Power goes as a few rows may be torn. The drives say which, and the card looks at no other
-    one. Before that nothing was marked, once the array had been flushed for a while."""
+    one. Before that nothing was marked, once the array had been flushed for a while: by the host,
+    or the RAID 5 by the card, as nobody had written it."""
     lives = Lives(SEED)
     ports = list(range(SIZES.get(level, 5)))
 
@@ -137,7 +141,11 @@ def test_only_what_was_being_written_is_made_consistent(level):
         await card.nvme.start()
         array = await made(card, lives, level, ports)
         await job_ends(card, array)
-        await card.nvme.flush(array.namespace)
+        if level == Level.RAID5:
+            assert any(card.harness.read_drive(0, BITMAP)[HEAD_BYTES:])
+            await card.transport.sleep(IDLE_NS)
+        else:
+            await card.nvme.flush(array.namespace)
         await card.transport.sleep(DROPPED_NS)
         for port in ports:
             assert not any(card.harness.read_drive(port, BITMAP)[HEAD_BYTES:]), port
@@ -956,6 +964,15 @@ class NeverAsks(RowPlanning):
         return m
 
 
+class FlushesNobody(IdleFlush):
+    """A planted bug: the marks of idle arrays are dropped, and no drive has been flushed."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += [self.ask.payload.eq(0), self.epoch.good.eq(1)]
+        return m
+
+
 @pytest.mark.slow
 def test_writes_to_one_copy_are_found(monkeypatch):
     monkeypatch.setattr("hdl.core.Withheld", TellsAll)
@@ -986,6 +1003,13 @@ def test_planted_bugs_are_found(bug, monkeypatch):
 @pytest.mark.slow
 def test_rows_that_never_wait_for_marks_are_found(monkeypatch):
     monkeypatch.setattr("hdl.stripe.rows.sequencer.RowPlanning", NeverAsks)
+    with pytest.raises(AssertionError, match="are torn, and not marked"):
+        lived_by_seeds(partial(Controller, config=CONFIG))
+
+
+@pytest.mark.slow
+def test_idle_arrays_that_are_not_flushed_are_found(monkeypatch):
+    monkeypatch.setattr("hdl.background.background.IdleFlush", FlushesNobody)
     with pytest.raises(AssertionError, match="are torn, and not marked"):
         lived_by_seeds(partial(Controller, config=CONFIG))
 

@@ -8,6 +8,7 @@ from hdl.array.states import ArrayStates
 from hdl.background.array_report import ArrayReport
 from hdl.background.debts import Debts
 from hdl.background.findings import Findings
+from hdl.background.idle_flush import IdleFlush
 from hdl.background.intent import Intent, NoIntent
 from hdl.background.jobs import Jobs
 from hdl.background.pace import Pace
@@ -23,6 +24,7 @@ from hdl.flow.reference import Blame, SlotEvents, Tellings
 from hdl.flow.report import ReportAccess, Section
 from hdl.flow.table_read import geometry_read, member_read, migration_read
 from hdl.flow.walk import walk, walked
+from hdl.kit.clock import earlier
 from hdl.kit.pulse import Pulse
 from hdl.kit.table import TableRead
 
@@ -76,10 +78,12 @@ class Background(wiring.Component):
         One bit per array. Rows of it that are not marked may be out of sync as well.
     host_active
         There is a host command.
+    ask, told
+        With `Config.durable_marks`: those of a user of `hdl.drive.flusher.Flusher`.
     geometry_read
-        Table of the arrays, for states and walker.
+        Table of the arrays, for states, walker and idle flushes.
     member_read
-        Table of the members.
+        Table of the members, for states and idle flushes.
     migration_read
         Table of the migrations.
     report
@@ -119,8 +123,10 @@ class Background(wiring.Component):
                 "follow": In(Pulse(config.array_bits)),
                 "whole": Out(config.arrays),
                 "host_active": In(1),
-                "geometry_read": Out(geometry_read(config)).array(2),
-                "member_read": Out(member_read(config)),
+                "ask": Out(stream.Signature(MAX_DRIVES)),
+                "told": In(stream.Signature(MAX_DRIVES)),
+                "geometry_read": Out(geometry_read(config)).array(2 + config.durable_marks),
+                "member_read": Out(member_read(config)).array(1 + config.durable_marks),
                 "migration_read": Out(migration_read(config)),
                 "report": In(ReportAccess()),
                 "now": In(TIME_BITS),
@@ -137,6 +143,8 @@ class Background(wiring.Component):
         self._debts = Debts(config=config)
         self._intent = (Intent if config.intent_chunks else NoIntent)(config=config)
         self._report = ArrayReport(config=config)
+        if config.durable_marks:
+            self._idle_flush = IdleFlush(config=config)
 
         self._made = Signal(manage_request(config))  # the change that the tables make
         self._rescan = Signal()
@@ -164,9 +172,12 @@ class Background(wiring.Component):
         self._connect_marks(m)
         self._connect_new_marks(m)
         self._connect_report(m)
-        parts = (
+        parts = [
             self._states, self._supervisor, self._jobs, self._walker, self._pace, self._intent
-        )  # fmt: skip
+        ]  # fmt: skip
+        if self._config.durable_marks:
+            self._connect_idle_flush(m)
+            parts.append(self._idle_flush)
         works = Cat(part.busy for part in parts).any() | self._rescan | self._unmarked
         m.d.comb += self.busy.eq(works)
         return m
@@ -205,7 +216,7 @@ class Background(wiring.Component):
         ]
         connect(m, flipped(self.drives), states.drives)
         connect(m, states.geometry_read, flipped(self.geometry_read[0]))
-        connect(m, states.member_read, flipped(self.member_read))
+        connect(m, states.member_read, flipped(self.member_read[0]))
         connect(m, states.migration_read, flipped(self.migration_read))
 
     def _connect_decisions(self, m: Module) -> None:
@@ -260,6 +271,34 @@ class Background(wiring.Component):
             pace.active.eq(self.host_active),
             pace.now.eq(self.now),
             self.deadline.eq(pace.deadline),
+        ]
+
+    def _connect_idle_flush(self, m: Module) -> None:
+        """Arrays that nobody writes are flushed, so that their marks go."""
+        idle, intent, pace = self._idle_flush, self._intent, self._pace
+        m.submodules.idle_flush = idle
+        begun, request = self.writes.begun, self.table_changes.request
+        response = self.table_changes.response
+        changing = Signal()
+        with m.If(request.valid & request.ready):
+            m.d.sync += changing.eq(1)
+        with m.Elif(response.valid & response.ready):
+            m.d.sync += changing.eq(0)
+        connect(m, idle.epoch, intent.idle)
+        connect(m, idle.ask, flipped(self.ask))
+        connect(m, flipped(self.told), idle.told)
+        connect(m, idle.geometry_read, flipped(self.geometry_read[2]))
+        connect(m, idle.member_read, flipped(self.member_read[1]))
+        m.d.comb += [
+            idle.written.valid.eq(begun.valid & begun.ready),
+            idle.written.payload.eq(begun.payload.array),
+            idle.marked.eq(intent.marked),
+            idle.optimal.eq(intent.optimal),
+            idle.changing.eq(changing | request.valid),
+            idle.now.eq(self.now),
+            self.deadline.eq(
+                Mux(earlier(self.now, idle.deadline, pace.deadline), idle.deadline, pace.deadline)
+            ),
         ]
 
     def _connect_debts(self, m: Module) -> None:

@@ -12,11 +12,40 @@ SETTLE_CYCLES = 63
 """Most cycles from the end of a flush until a drive that it found gone is being judged."""
 
 
+class IdleEpoch(wiring.Signature):
+    """An epoch of an array that the controller flushes itself, seen from who asks for it.
+
+    Ports
+    -----
+    array
+        The array.
+    begins
+        A level. An epoch of it is to begin. It may be withdrawn.
+    begun
+        With ``begins``: it begins.
+    ended
+        A pulse. The flush has ended.
+    good
+        With ``ended``: all drives of the array have stored what they had as the epoch began.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "array": Out(config.array_bits),
+                "begins": Out(1),
+                "begun": In(1),
+                "ended": Out(1),
+                "good": Out(1),
+            }
+        )
+
+
 class Epochs(wiring.Component):
     """Says from which FLUSH to which moment the marks of an array are kept apart.
 
     An epoch begins with a FLUSH of an array that is OPTIMAL, before a drive is asked, unless there
-    is an epoch already. It is ``over`` when the FLUSH has ended and every row has retired that was
+    is an epoch already. It is the host's, or with `Config.durable_marks` the controller's own. It is ``over`` when the FLUSH has ended and every row has retired that was
     being written as it began. Then ``drops`` says whether the FLUSH succeeded and the array was
     OPTIMAL all the time. If so, what was marked before is on all drives for good.
 
@@ -29,6 +58,8 @@ class Epochs(wiring.Component):
     -----
     flushes
         Flushes, and how they ended.
+    idle
+        With `Config.durable_marks`: the controller's own flushes.
     optimal
         One bit per array. It is OPTIMAL.
     settled
@@ -60,6 +91,7 @@ class Epochs(wiring.Component):
         super().__init__(
             {
                 "flushes": In(FlushEvents(config)),
+                **({"idle": In(IdleEpoch(config))} if config.durable_marks else {}),
                 "optimal": In(config.arrays),
                 "settled": In(1),
                 "takes": In(1),
@@ -89,8 +121,15 @@ class Epochs(wiring.Component):
         pause = Signal(range(SETTLE_CYCLES + 1))
         # Rows being written, by the epoch that they began in.
         written = Array(Signal(range(config.rows + 1), name=f"written_{n}") for n in range(2))
-        target = self.flushes.flushing.array
+        target = Signal(config.array_bits)
+        begins = Signal()
         new_plane = self.planes.bit_select(target, 1)
+        m.d.comb += [
+            target.eq(self.flushes.flushing.array),
+            begins.eq(
+                self.flushes.flush & ~active & self.settled & self.optimal.bit_select(target, 1)
+            ),
+        ]
 
         with m.If(self.takes):
             m.d.sync += written[self.number].eq(written[self.number] + 1)
@@ -98,15 +137,38 @@ class Epochs(wiring.Component):
             m.d.sync += written[self.retired_epoch].eq(written[self.retired_epoch] - 1)
 
         m.d.sync += spoiled.eq(spoiled | ~self.optimal.bit_select(self.array, 1))
-        with m.If(active & self.flushes.completed & (self.flushes.completion.slot == slot)):
+        ended = Signal()
+        good = Signal()
+        m.d.comb += [
+            ended.eq(
+                active & self.flushes.completed & (self.flushes.completion.slot == slot)
+            ),
+            good.eq(self.flushes.completion.status == Status.SUCCESS),
+        ]
+        if config.durable_marks:
+            idle = self.idle
+            own = Signal()  # the epoch is that of the controller's own flush
+            m.d.comb += idle.begun.eq(
+                idle.begins
+                & ~(active | self.flushes.flush)
+                & self.settled
+                & self.optimal.bit_select(idle.array, 1)
+            )
+            with m.If(idle.begun):
+                m.d.comb += [target.eq(idle.array), begins.eq(1)]
+            with m.If(begins):
+                m.d.sync += own.eq(idle.begun)
+            with m.If(own):
+                m.d.comb += [ended.eq(active & idle.ended), good.eq(idle.good)]
+        with m.If(ended):
             m.d.sync += flushed.eq(1)
-            with m.If(self.flushes.completion.status != Status.SUCCESS):
+            with m.If(~good):
                 m.d.sync += spoiled.eq(1)
         with m.If(flushed & (pause != SETTLE_CYCLES)):
             m.d.sync += pause.eq(pause + 1)
         with m.If(self.closed):
             m.d.sync += [active.eq(0), flushed.eq(0), pause.eq(0)]
-        with m.If(self.flushes.flush & ~active & self.settled & self.optimal.bit_select(target, 1)):
+        with m.If(begins):
             m.d.sync += [
                 active.eq(1),
                 spoiled.eq(0),

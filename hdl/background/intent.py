@@ -4,7 +4,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.background.epochs import Epochs
+from hdl.background.epochs import Epochs, IdleEpoch
 from hdl.background.rows import array_row, stretch
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.intention import WriteEvents, intention
@@ -49,7 +49,9 @@ def flight(config: Config) -> data.StructLayout:
 
 def _ports(config: Config) -> dict:
     """The ports of `Intent`."""
+    idle = {"idle": In(IdleEpoch(config)), "marked": Out(config.arrays)}
     return {
+        **(idle if config.durable_marks else {}),
         "writes": In(WriteEvents(config)),
         "optimal": In(config.arrays),
         "settled": In(1),
@@ -123,6 +125,10 @@ class Intent(wiring.Component):
         With `Config.durable_marks`: for who keeps them on the drives.
     load
         With `Config.durable_marks`: marks that the drives of an array have. They are added.
+    idle
+        With `Config.durable_marks`: epochs of `hdl.background.idle_flush`.
+    marked
+        With `Config.durable_marks`: one bit per array. It has marks.
     sweeping
         A bitmap is to be wiped or filled.
     busy
@@ -225,6 +231,8 @@ class Intent(wiring.Component):
         """What the epochs are told of flushes and arrays."""
         m.submodules.epochs = epochs = self._epochs
         connect(m, flipped(self.writes.flushes), epochs.flushes)
+        if self._durable:
+            connect(m, flipped(self.idle), epochs.idle)
         m.d.comb += [
             epochs.optimal.eq(self.optimal),
             epochs.settled.eq(self.settled),
@@ -237,6 +245,9 @@ class Intent(wiring.Component):
         m.submodules.lasts = lasts = self._lasts
         m.submodules.counts = counts = self._counts
         shown, asked = self.tally_read.data, self.tally_read.address
+        if self._durable:
+            with m.If(counts.write.enable):
+                m.d.sync += self.marked.bit_select(self._array, 1).eq(counts.write.data != 0)
         m.d.comb += [
             lasts.write.address.eq(self.judged_array),
             lasts.write.data.eq(self.judged_rows - 1),

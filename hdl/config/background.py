@@ -27,6 +27,9 @@ class Background:
     marks_kept_us
         How long a mark stays in the bitmap on the drives after it has been dropped, with
         ``metadata``.
+    marks_idle_us
+        An array that is not written any more is flushed so that its marks can be dropped, with
+        ``metadata``: after this time, or up to twice that.
     metadata
         Arrays live on their drives (`hdl.metadata`). It needs ``background``, and there may be 64
         volumes at most. Without it, which is the default, the controller forgets its arrays when
@@ -37,6 +40,7 @@ class Background:
     walk_window: int = 128
     intent_chunks: int = 0
     marks_kept_us: int = 5_000_000
+    marks_idle_us: int = 2_000_000
     metadata: bool = False
 
     def check_background(self) -> None:
@@ -51,10 +55,11 @@ class Background:
             raise ValueError("intent_chunks needs background, which rebuilds")
         if self.metadata and not self.background:
             raise ValueError("metadata needs background, which makes rows consistent")
-        if not 1 <= self.marks_kept_us <= MOST_KEPT_US:
-            raise ValueError(
-                f"marks_kept_us must be 1..{MOST_KEPT_US}, not {self.marks_kept_us}"
-            )
+        for name in ("marks_kept_us", "marks_idle_us"):
+            if not 1 <= getattr(self, name) <= MOST_KEPT_US:
+                raise ValueError(
+                    f"{name} must be 1..{MOST_KEPT_US}, not {getattr(self, name)}"
+                )
         if self.metadata and chunks > MOST_STORED_CHUNKS:
             raise ValueError(
                 f"metadata has room for {MOST_STORED_CHUNKS} intent_chunks, not for {chunks}"
