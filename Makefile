@@ -15,6 +15,7 @@ BENCH ?=
 IDS ?=
 QUICK ?=
 RUNS ?= 2000
+CUTS ?= 200
 ONLY ?=
 COMMIT ?=
 WITHOUT ?=
@@ -46,7 +47,7 @@ PYTEST := env -u CI -u BUILD_NUMBER $(VENV) -m pytest -q
 PARALLEL := -n $(PROCESSES) --dist worksteal
 
 .PHONY: help setup lint format types checks unit formal mutants same smoke test test-full synth \
-	bench characterise campaign tune demo guest clean distclean
+	bench characterise campaign powercut tune demo guest clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +96,7 @@ test-full: checks ## as test, slow tests too (as root it installs what only thos
 	$(PYTEST) $(PARALLEL) --durations 20
 	$(VENV) -m campaign --runs $(RUNS) --processes $(PROCESSES) \
 		$(if $(SEED),--seed $(SEED))
+	$(VENV) -m powercut --cuts $(CUTS) --processes $(PROCESSES) $(if $(SEED),--seed $(SEED))
 
 synth: $(STAMP) ## area and clock frequency of each block on an ECP5 (BLOCKS='mapper ..')
 	$(VENV) -m synth $(BLOCKS)
@@ -110,6 +112,10 @@ campaign: $(STAMP) ## random loads, random faults, nothing lost (RUNS=n, SEED=n,
 	$(strip $(VENV) -m campaign --runs $(RUNS) --processes $(PROCESSES) \
 		$(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") \
 		$(if $(WITHOUT),--without "$(WITHOUT)"))
+
+powercut: $(STAMP) ## power goes at random, nothing acknowledged is lost (CUTS=n, SEED=n)
+	$(strip $(VENV) -m powercut --cuts $(CUTS) --processes $(PROCESSES) \
+		$(if $(SEED),--seed $(SEED)))
 
 tune: $(STAMP) ## faster simulations until the design changes (as root it installs what it needs)
 	@TUNE=1 tools/setup.sh

@@ -29,6 +29,7 @@ ROOMS = (
     "sim",
     "sw",
     "campaign",
+    "powercut",
     "synth",
     "tools",
     "cocotb_tests",

@@ -12,7 +12,6 @@ from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import Card, Volume
 from cocotb_tests.native.native_drives import CAPACITY, FAST
 from cocotb_tests.native.native_jobs import POLL_NS, replaced
-from cocotb_tests.native.native_lives import CONFIG as METADATA
 from cocotb_tests.native.native_planted import plant
 from hdl.background.jobs import JobState
 from hdl.background.pace import Pace
@@ -20,6 +19,7 @@ from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
 from hdl.kit.clock import NEVER
+from powercut.lives import CONFIG as METADATA
 from sim.native.parameters import MICROSECOND, DriveParameters, Hdd, Ssd, link_rate
 from sw.driver import background, raid
 from sw.driver.commands import Register

@@ -12,17 +12,6 @@ from amaranth.lib import wiring
 from cocotb_tests.array.md_arrays import needs_linux
 from cocotb_tests.metadata.mdadm import write_drive
 from cocotb_tests.native.native_jobs import POLL_NS
-from cocotb_tests.native.native_lives import (
-    CONFIG,
-    DRIVE,
-    IDENTITY,
-    IN_USE,
-    LEVELS,
-    Known,
-    Lives,
-    contents,
-)
-from cocotb_tests.native.native_marks import BITMAP, marked_rows, sets
 from hdl.array.tables.tables import ArrayTables
 from hdl.background.idle_flush import IdleFlush
 from hdl.background.jobs import JobState
@@ -34,6 +23,17 @@ from hdl.flow.walk import WalkKind
 from hdl.metadata.keeper import Keeper
 from hdl.metadata.withheld import Withheld
 from hdl.stripe.planning.row_planning import RowPlanning
+from powercut.lives import (
+    CONFIG,
+    DRIVE,
+    IDENTITY,
+    IN_USE,
+    LEVELS,
+    Known,
+    Lives,
+    contents,
+)
+from powercut.marks import BITMAP, marked_rows, sets
 from sim.golden.intent_bitmap import HEAD_BYTES
 from sim.golden.superblock import CLEAN, Superblock
 from sim.md.machine import Assembly, assembled, drive, run
@@ -54,6 +54,11 @@ PAGES_READ = 4
 DRIVE_UNAVAILABLE, NO_ENTRY = 0x1C0, 0x1C1
 """Status of changes that are refused."""
 SET_FEATURES, WRITE_CACHE = 0x09, 6
+
+
+@pytest.fixture(autouse=True)
+def _says_seed() -> None:
+    print(f"SEED={SEED}")
 
 
 async def made(card: SimulatedCard, lives: Lives, level: Level, ports: list[int]) -> Known:
@@ -839,6 +844,7 @@ def test_both_copies_go():
 
 def lived(lives: Lives, count: int) -> None:
     """Lives so often, and prints what has happened."""
+    print(f"SEED={lives.seed}")
     for _ in range(count):
         lives.live()
     print(dict(lives.seen))

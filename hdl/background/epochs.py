@@ -45,9 +45,10 @@ class Epochs(wiring.Component):
     """Says from which FLUSH to which moment the marks of an array are kept apart.
 
     An epoch begins with a FLUSH of an array that is OPTIMAL, before a drive is asked, unless there
-    is an epoch already. It is the host's, or with `Config.durable_marks` the controller's own. It is ``over`` when the FLUSH has ended and every row has retired that was
-    being written as it began. Then ``drops`` says whether the FLUSH succeeded and the array was
-    OPTIMAL all the time. If so, what was marked before is on all drives for good.
+    is an epoch already. The FLUSH is the host's, or with `Config.durable_marks` the controller's
+    own. The epoch is ``over`` when the FLUSH has ended and every row has retired that was being
+    written as it began. Then ``drops`` says whether the FLUSH succeeded and the array was OPTIMAL
+    all the time. If so, what was marked before is on all drives for good.
 
     Parameters
     ----------

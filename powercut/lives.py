@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from amaranth.lib import wiring
 
 from campaign.links import placed
-from cocotb_tests.native.native_jobs import POLL_NS
-from cocotb_tests.native.native_marks import check_marks
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config
 from hdl.flow.geometry import Level
+from powercut.marks import check_marks
 from sim.native.parameters import MICROSECOND, Ideal, LinkParameters
 from sw.driver import background, raid
 from sw.driver.card import MEMORY_BYTES, SimulatedCard
@@ -87,6 +86,12 @@ NGUID = slice(104, 120)
 FLUSH_NS = 150_000
 """How long a host that flushes waits at most until it does so again."""
 
+POLL_NS = 20_000
+"""How often the host looks whether something has ended."""
+
+START_NS = 300_000
+"""How long the card takes at most until it is ready, and the host has looked at it."""
+
 SOON_NS, STEP_NS = 60_000, 5_000
 """How soon power goes after a drive at most, and how often it is looked whether it goes."""
 
@@ -94,6 +99,7 @@ FEW = {
     "write": 12,
     "pull": 0.4,
     "cut at once": 0.6,
+    "cut at start": 0.15,
     "restart": 0.2,
     "spare": 0.4,
     "move": 0.2,
@@ -170,9 +176,8 @@ class Lives:
     """
 
     def __init__(self, seed: int, *, component: Callable[[], wiring.Component] | None = None):
-        print(f"SEED={seed}")
         self.random = random.Random(f"{seed}/lives")
-        self._seed = seed
+        self.seed = seed
         self._component = component
         self.images: list[dict[int, bytes]] = [{} for _ in range(CONFIG.ports)]
         self.arrays: list[Known] = []
@@ -186,7 +191,7 @@ class Lives:
         """Power is there, and goes at the end without a warning. What drives have not stored may
         be lost then. Drives that were pulled are there the next time, with what they held."""
         self.seen["lives"] += 1
-        seed = self._seed + self.seen["lives"]
+        seed = self.seed + self.seen["lives"]
         with SimulatedCard(
             CONFIG,
             [DRIVE] * CONFIG.ports,
@@ -224,11 +229,26 @@ class Lives:
         with self.power() as card:
             card.run(self._life(card))
 
-    async def _life(self, card: SimulatedCard) -> None:
+    def wake(self) -> None:
+        """What must be there is there, and power goes."""
+        with self.power() as card:
+            card.run(self._wake(card))
+
+    async def _wake(self, card: SimulatedCard) -> None:
         await card.nvme.start(queue_pairs=1)
         await self.look(card)
         for array in self.arrays:
             array.clean = False
+
+    async def _life(self, card: SimulatedCard) -> None:
+        if self.random.random() < FEW["cut at start"]:
+            for array in self.arrays:
+                array.clean = False  # the host may come so far as to enable the card
+            card.transport.spawn(card.nvme.start(queue_pairs=1))
+            await card.transport.sleep(self.random.uniform(0, START_NS))
+            self.seen["cuts as the card starts"] += 1
+            return
+        await self._wake(card)
         self._until = card.harness.now_ns + self.random.uniform(0, LIFE_NS)
         card.transport.spawn(self._work(card))
         while (left := self._until - card.harness.now_ns) > 0:

@@ -53,7 +53,8 @@ def marked_rows(one: Superblock, page: bytes) -> set[int]:
         }
     else:
         bitmap = IntentBitmap.unpack(page, set_uuid=one.set_uuid)
-        assert bitmap.events >= one.events and not bitmap.state, bitmap
+        assert bitmap.events >= one.events, bitmap
+        assert not bitmap.state, bitmap
         assert bitmap.sync_size == one.data_size, bitmap
         shift = (bitmap.chunk_bytes // BLOCK_BYTES).bit_length() - 1
         chunks = set(bitmap.marked)
