@@ -108,8 +108,11 @@ FEW = {
     "delete": 0.1,
     "divide": 0.5,
     "flush": 0.6,
+    "cache": 0.4,
+    "pause": 0.1,
 }
-"""How many writes are under way, and how likely the other things are in a life."""
+"""How many writes are under way, and how likely the other things are in a life, or before a write.
+"""
 
 
 @dataclass(eq=False)
@@ -121,9 +124,12 @@ class Known:
     asked for. ``namespace`` is the one that has the data.
 
     ``stored`` is the number that each block holds for sure, and ``begun`` are those that it may
-    hold instead. ``lost`` are the roles of drives that were pulled. ``missed`` are those of them
-    that do not have a write which the host knows to be stored, and ``healing`` those that may have
-    been rebuilt since. ``others`` are ports whose drives may have become members.
+    hold instead. ``cached`` is the number of the last write without FUA that has been acknowledged,
+    and not been flushed. Blocks that are ``flying`` are being written.
+
+    ``lost`` are the roles of drives that were pulled. ``missed`` are those of them that do not have
+    a write which the host knows to be stored, and ``healing`` those that may have been rebuilt
+    since. ``others`` are ports whose drives may have become members.
 
     ``failed``: more drives have gone than it can lose. ``refused`` counts writes that ended badly.
 
@@ -142,6 +148,8 @@ class Known:
     going: set[int] = field(default_factory=set)
     stored: dict[int, int] = field(default_factory=dict)
     begun: dict[int, set[int]] = field(default_factory=dict)
+    cached: dict[int, int] = field(default_factory=dict)
+    flying: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     missed: set[int] = field(default_factory=set)
     healing: set[int] = field(default_factory=set)
@@ -366,6 +374,8 @@ class Lives:
                 data = bytes(card.transport.memory.read(address, BLOCK_BYTES))
                 array.stored[block] = struct.unpack_from("<QQ", data)[1]
         array.begun.clear()
+        array.cached.clear()
+        array.flying.clear()
 
     async def check(self, card: SimulatedCard, array: Known) -> None:
         """Every block holds what was stored last, or what is or was under way."""
@@ -461,38 +471,65 @@ class Lives:
         return next(a for a in await raid.arrays(card.nvme) if a.number == array.number)
 
     async def write(self, card: SimulatedCard, array: Known) -> None:
-        """Writes blocks that are stored once that has ended, one after the other."""
+        """Writes blocks one after the other, with FUA or without. Now and then there is a pause."""
         address = card.transport.memory.allocate(BLOCK_BYTES)
-        busy = array.begun
+        choose = self.random
         while not array.deleted:
-            block = self.random.randrange(array.blocks)
-            if busy.get(block):
+            if choose.random() < FEW["pause"]:
+                await card.transport.sleep(choose.uniform(0, LIFE_NS / 2))
+                continue
+            block = choose.randrange(array.blocks)
+            if block in array.flying:
                 await card.transport.sleep(1000)
                 continue
             self._numbers += 1
             number = self._numbers
             lost = set(array.lost)
+            fua = choose.random() >= FEW["cache"]
             card.transport.memory.write(address, contents(block, number))
-            busy[block] = {number}
+            array.begun.setdefault(block, set()).add(number)
+            array.cached.pop(block, None)
+            array.flying.add(block)
             try:
-                await card.nvme.write(array.namespace, block, 1, address, fua=True)
+                await card.nvme.write(array.namespace, block, 1, address, fua=fua)
             except NvmeError:
                 if not array.deleted and not array.failed:
                     raise
                 array.refused += 1
                 return
-            array.stored[block] = number
             array.missed |= (lost & array.lost) - array.healing
-            del busy[block]
-            self.seen["blocks stored"] += 1
+            array.flying.discard(block)
+            if fua:
+                array.stored[block] = number
+                del array.begun[block]
+                self.seen["blocks stored"] += 1
+            else:
+                array.cached[block] = number
+                self.seen["blocks cached"] += 1
 
     async def _flush(self, card: SimulatedCard, array: Known) -> None:
-        """Flushes now and then. After that nothing needs to be marked but what is written then."""
+        """Flushes now and then. After that nothing needs to be marked but what is written then.
+
+        A FLUSH that is refused says that something may have been lost that was acknowledged before.
+        """
         while not array.deleted and not array.failed:
             await card.transport.sleep(self.random.uniform(0, FLUSH_NS))
-            with suppress(NvmeError):
+            cached = dict(array.cached)
+            try:
                 await card.nvme.flush(array.namespace)
-                self.seen["flushes"] += 1
+            except NvmeError:
+                array.cached.clear()
+                self.seen["flushes refused"] += 1
+                continue
+            self.seen["flushes"] += 1
+            for block, number in cached.items():
+                if number > array.stored.get(block, 0) and block in array.begun:
+                    array.stored[block] = number
+                    newer = {one for one in array.begun[block] if one > number}
+                    array.begun[block] = newer
+                    if array.cached.get(block) == number:
+                        del array.cached[block]
+                    self.seen["blocks flushed"] += 1
 
     async def _trouble(self, card: SimulatedCard, array: Known) -> None:
         """Perhaps a drive goes or restarts, moves, or another one takes its place; or the array

@@ -1,0 +1,32 @@
+"""Arrays of a card that lives on drives: how they are made, and until when their jobs run."""
+
+from hdl.background.jobs import JobState
+from hdl.config import BLOCK_BYTES
+from hdl.flow.geometry import Level
+from powercut.lives import POLL_NS, Known, Lives, contents
+from sw.driver import background, raid
+from sw.driver.card import SimulatedCard
+
+
+async def made(card: SimulatedCard, lives: Lives, level: Level, ports: list[int]) -> Known:
+    """An array with a volume, full of data that is stored."""
+    array = Known(level=level, ports=ports)
+    lives.arrays.append(array)
+    array.number = await raid.create_array(card.nvme, level, ports, strip_kib=8)
+    array.created = True
+    (one,) = [one for one in await raid.arrays(card.nvme) if one.number == array.number]
+    array.blocks = one.blocks
+    array.namespace = (await lives.create_volume(card, array, 0, one.blocks)).namespace
+    address = card.transport.memory.allocate(BLOCK_BYTES)
+    for block in range(array.blocks):
+        card.transport.memory.write(address, contents(block, block + 1))
+        await card.nvme.write(array.namespace, block, 1, address, fua=True)
+        array.stored[block] = block + 1
+    return array
+
+
+async def job_ends(card: SimulatedCard, array: Known) -> background.Job:
+    """What has become of the job of an array, once it has ended."""
+    while (job := await background.job(card.nvme, array.number)).state == JobState.RUNNING:
+        await card.transport.sleep(POLL_NS)
+    return job

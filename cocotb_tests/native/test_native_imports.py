@@ -1,0 +1,277 @@
+"""Drives that come from elsewhere, and arrays that are imported (`Config.metadata`)."""
+
+import os
+from functools import partial
+
+import pytest
+from amaranth.hdl import Module
+
+from cocotb_tests.native.native_lives import job_ends, made
+from hdl.array.tables.tables import ArrayTables
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
+from hdl.controller import Controller
+from hdl.flow.geometry import Level
+from powercut.lives import CONFIG, IDENTITY, IN_USE, POLL_NS, Known, Lives, contents
+from sw.driver import background, raid
+from sw.driver.card import SimulatedCard
+from sw.driver.commands import NvmeError
+
+SEED = int(os.environ.get("SEED") or "1")
+DRIVE_UNAVAILABLE, NO_ENTRY = 0x1C0, 0x1C1
+"""Status of changes that are refused."""
+
+OTHER = IDENTITY + 1
+"""Another card."""
+
+
+@pytest.fixture(autouse=True)
+def _says_seed() -> None:
+    print(f"SEED={SEED}")
+
+
+def test_foreign_drives_are_left_alone():
+    """Another card neither brings up an array of this one nor writes to its drives, which the host
+    can use for another array. That one is this card's."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await made(card, lives, Level.RAID5, [0, 1, 2])
+
+    async def elsewhere(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+
+    async def takes_two(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await raid.create_array(card.nvme, Level.RAID1, (1, 2))
+
+    with lives.power() as card:
+        card.run(begin(card))
+    before = [lives.page(port) for port in range(CONFIG.ports)]
+    with lives.power(identity=OTHER) as card:
+        card.run(elsewhere(card))
+    assert [lives.page(port) for port in range(CONFIG.ports)] == before
+    with lives.power(identity=OTHER) as card:
+        card.run(takes_two(card))
+    assert lives.page(0) == before[0] and lives.page(1) != before[1]
+    # Two thirds of it are no array any more.
+    with lives.power() as card:
+        card.run(elsewhere(card))
+
+
+def test_a_drive_that_was_a_member_elsewhere():
+    """A drive of an array that cannot be brought up takes the place of a member of another one.
+    From the first block on that is written to it, it does not say any more that it holds what the
+    first array had."""
+    lives = Lives(SEED)
+    chosen = lives.random
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID1, [0, 1])
+        await job_ends(card, array)
+        await lives.shut_down(card)
+
+    async def other(card: SimulatedCard) -> None:
+        card.harness.remove(0)
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+        array = await made(card, lives, Level.RAID1, [2, 3])
+        await job_ends(card, array)
+        if moves:
+            change = background.migrate_member(card.nvme, array.number, 1, 1)
+        else:
+            card.harness.remove(3)
+            change = background.replace_member(card.nvme, array.number, 1, 1)
+        card.transport.spawn(change)
+        card.transport.spawn(writes(card, array))
+        await card.transport.sleep(chosen.uniform(5_000, 250_000))
+
+    async def writes(card: SimulatedCard, array: Known) -> None:
+        address = card.transport.memory.allocate(BLOCK_BYTES)
+        card.transport.memory.write(address, contents(0, 1 << 40))
+        while True:
+            block = chosen.randrange(array.blocks)
+            await card.nvme.write(array.namespace, block, 1, address, fua=True)
+
+    with lives.power() as card:
+        card.run(begin(card))
+    before = [dict(image) for image in lives.images]
+    for cut in range(24):
+        moves = bool(cut % 2)
+        lives.images = [dict(image) for image in before]
+        lives.arrays.clear()
+        with lives.power() as card:
+            card.run(other(card))
+        written = {
+            block
+            for block, data in lives.images[1].items()
+            if block >= DATA_OFFSET_BLOCKS and data != before[1].get(block)
+        }
+        says_so = lives.page(1) == before[1][1]
+        assert not (written and says_so), f"{len(written)} blocks of another array, cut {cut}"
+        lives.seen["cut before" if says_so else "cut after" if written else "cut between"] += 1
+    print(dict(lives.seen))
+    assert lives.seen["cut before"] and lives.seen["cut after"]
+
+
+async def refused(card: SimulatedCard, port: int) -> int:
+    """The status with which an import is refused."""
+    with pytest.raises(NvmeError) as caught:
+        await raid.import_array(card.nvme, port)
+    return caught.value.status
+
+
+def test_arrays_move_to_another_card():
+    """The drives of an array go to another card, whose host imports it. From then on that card has
+    it, and the first one has it again only if its host says so. Volumes are what they were."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID5, [0, 1, 2])
+        await raid.create_array(card.nvme, Level.JBOD, (4,))
+        await job_ends(card, array)
+        await lives.shut_down(card)
+
+    async def imports(card: SimulatedCard) -> None:
+        card.harness.remove(1)
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+        assert [drive.foreign for drive in await raid.drives(card.nvme)] == [
+            port in (0, 2, 4) for port in range(CONFIG.ports)
+        ]
+        assert await refused(card, 0) == DRIVE_UNAVAILABLE
+        assert [await refused(card, port) for port in (3, 5, 6, 255)] == [NO_ENTRY] * 4
+        card.harness.insert(1)
+        await card.transport.sleep(20 * POLL_NS)
+        assert await raid.arrays(card.nvme) == []
+        number = await raid.import_array(card.nvme, 1)
+        (one,) = await raid.arrays(card.nvme)
+        assert one.number == number and not any(
+            drive.foreign for drive in (await raid.drives(card.nvme))[:4]
+        )
+        assert await refused(card, 0) == IN_USE
+        await lives.look(card)
+        assert await raid.import_array(card.nvme, 4) != number
+
+    async def is_there(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        found = await raid.arrays(card.nvme)
+        assert len(found) == 2, found
+        await raid.delete_array(card.nvme, next(a.number for a in found if a.level == Level.JBOD))
+        await lives.look(card)
+
+    async def is_not_there(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+        await raid.import_array(card.nvme, 0)
+        await lives.look(card)
+
+    for card, life in (
+        (IDENTITY, begin),
+        (OTHER, imports),
+        (OTHER, is_there),
+        (IDENTITY, is_not_there),
+    ):
+        with lives.power(identity=card) as simulated:
+            simulated.run(life(simulated))
+    assert lives.seen["volumes that were there"] == 3
+
+
+def test_an_array_that_lacks_a_drive():
+    """A drive dies while there is no power. The host imports its array without it, of which the
+    drive has nothing to say when it comes back. An array with parity that was dirty takes one word
+    more."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        for level, ports in ((Level.RAID1, [0, 1]), (Level.RAID5, [2, 3, 4])):
+            await job_ends(card, await made(card, lives, level, ports))
+
+    async def without(card: SimulatedCard) -> None:
+        for port in (1, 4):
+            card.harness.remove(port)
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+        assert await refused(card, 0) == DRIVE_UNAVAILABLE
+        await raid.import_array(card.nvme, 0, degraded=True)
+        with pytest.raises(NvmeError):
+            await raid.import_array(card.nvme, 2, degraded=True)
+        await raid.import_array(card.nvme, 3, degraded=True, assumed=True)
+        mirror, parity = lives.arrays
+        mirror.lost, parity.lost = {1}, {2}
+        await lives.look(card)
+        address = card.transport.memory.allocate(BLOCK_BYTES)
+        for array in lives.arrays:
+            card.transport.memory.write(address, contents(3, 1 << 40))
+            await card.nvme.write(array.namespace, 3, 1, address, fua=True)
+            array.stored[3] = 1 << 40
+        await lives.shut_down(card)
+
+    async def with_it(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        assert [array.lost for array in lives.arrays] == [{1}, {2}]
+
+    for life in (begin, without, with_it):
+        with lives.power() as card:
+            card.run(life(card))
+    assert lives.seen["arrays brought up degraded"] == 4, lives.seen
+
+
+def test_power_goes_in_an_import():
+    """Either card may have the array then, and it is what it was."""
+    lives = Lives(SEED)
+    chosen = lives.random
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await job_ends(card, await made(card, lives, Level.RAID5, [0, 1, 2]))
+        if chosen.random() < 0.5:
+            await lives.shut_down(card)
+
+    async def imports(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        card.transport.spawn(raid.import_array(card.nvme, 1))
+        await card.transport.sleep(chosen.uniform(0, 400_000))
+
+    async def look(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        there = bool(await raid.arrays(card.nvme))
+        lives.seen["there" if there else "imported again"] += 1
+        if not there:
+            await raid.import_array(card.nvme, 2)
+        await lives.look(card)
+
+    with lives.power() as card:
+        card.run(begin(card))
+    for _ in lives.branches(8):
+        with lives.power(identity=OTHER) as card:
+            card.run(imports(card))
+        with lives.power(identity=chosen.choice((IDENTITY, OTHER))) as card:
+            card.run(look(card))
+    print(dict(lives.seen))
+    assert lives.seen["there"] and lives.seen["imported again"]
+
+
+class KeepsTheOld(ArrayTables):
+    """A planted bug: a drive becomes a member and still says that it is one elsewhere."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.sync += [self._wiped.eq(1), self._left.eq(0)]
+        return m
+
+
+@pytest.mark.slow
+def test_an_old_superblock_is_found(monkeypatch):
+    monkeypatch.setattr("hdl.core.ArrayTables", KeepsTheOld)
+    monkeypatch.setattr(
+        "cocotb_tests.native.test_native_imports.Lives",
+        partial(Lives, component=partial(Controller, config=CONFIG)),
+    )
+    with pytest.raises(AssertionError, match="blocks of another array"):
+        test_a_drive_that_was_a_member_elsewhere()
