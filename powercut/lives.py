@@ -109,10 +109,9 @@ FEW = {
     "divide": 0.5,
     "flush": 0.6,
     "cache": 0.4,
-    "pause": 0.1,
+    "pause": 0.4,
 }
-"""How many writes are under way, and how likely the other things are in a life, or before a write.
-"""
+"""How many writes are under way, and how likely the other things are in a life, or of a write."""
 
 
 @dataclass(eq=False)
@@ -131,7 +130,7 @@ class Known:
     a write which the host knows to be stored, and ``healing`` those that may have been rebuilt
     since. ``others`` are ports whose drives may have become members.
 
-    ``failed``: more drives have gone than it can lose. ``refused`` counts writes that ended badly.
+    ``pauses``: nobody writes. ``failed``: more drives have gone than it can lose. ``refused`` counts writes that ended badly.
 
     ``clean``: the last life ended with a shutdown, and all rows were in sync. ``created``: the host
     knows that it is there. ``deleted``: the host has asked for its end. ``erased``: the host knows
@@ -155,6 +154,7 @@ class Known:
     healing: set[int] = field(default_factory=set)
     others: set[int] = field(default_factory=set)
     refused: int = 0
+    pauses: bool = False
     failed: bool = False
     clean: bool = False
     created: bool = False
@@ -270,6 +270,8 @@ class Lives:
             for _ in range(self.random.randint(1, FEW["write"])):
                 card.transport.spawn(self.write(card, array))
             card.transport.spawn(self._trouble(card, array))
+            if self.random.random() < FEW["pause"]:
+                card.transport.spawn(self._pause(card, array))
             if self.random.random() < FEW["flush"]:
                 card.transport.spawn(self._flush(card, array))
             if self.random.random() < FEW["divide"]:
@@ -376,6 +378,7 @@ class Lives:
         array.begun.clear()
         array.cached.clear()
         array.flying.clear()
+        array.pauses = False
 
     async def check(self, card: SimulatedCard, array: Known) -> None:
         """Every block holds what was stored last, or what is or was under way."""
@@ -471,15 +474,12 @@ class Lives:
         return next(a for a in await raid.arrays(card.nvme) if a.number == array.number)
 
     async def write(self, card: SimulatedCard, array: Known) -> None:
-        """Writes blocks one after the other, with FUA or without. Now and then there is a pause."""
+        """Writes blocks one after the other, with FUA or without."""
         address = card.transport.memory.allocate(BLOCK_BYTES)
         choose = self.random
         while not array.deleted:
-            if choose.random() < FEW["pause"]:
-                await card.transport.sleep(choose.uniform(0, LIFE_NS / 2))
-                continue
             block = choose.randrange(array.blocks)
-            if block in array.flying:
+            if array.pauses or block in array.flying:
                 await card.transport.sleep(1000)
                 continue
             self._numbers += 1
@@ -506,6 +506,13 @@ class Lives:
             else:
                 array.cached[block] = number
                 self.seen["blocks cached"] += 1
+
+    async def _pause(self, card: SimulatedCard, array: Known) -> None:
+        """For a while nobody writes."""
+        await card.transport.sleep(self.random.uniform(0, LIFE_NS / 2))
+        array.pauses = True
+        await card.transport.sleep(self.random.uniform(0, LIFE_NS))
+        array.pauses = False
 
     async def _flush(self, card: SimulatedCard, array: Known) -> None:
         """Flushes now and then. After that nothing needs to be marked but what is written then.

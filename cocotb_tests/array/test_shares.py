@@ -26,7 +26,7 @@ from cocotb_tests.streams import (
 from hdl.array.shares.command_shares import CommandShares
 from hdl.array.shares.shares import Shares
 from hdl.array.shares.turnstile import Turnstile
-from hdl.config import BLOCK_NUMBER_BITS, OPERATIONS_PER_BLOCK, Config, board
+from hdl.config import BLOCK_NUMBER_BITS, Config, board
 from hdl.flow.host_command import HostOpcode, command
 from hdl.flow.table_read import volume
 from hdl.stripe.mends import Mending
@@ -60,7 +60,7 @@ class Bench:
         self.dut = dut
         self.random = random.Random(int(os.environ["SEED"]))
         config = CONFIGS[os.environ["CONFIG"]]
-        self.flush_cost = config.ports // OPERATIONS_PER_BLOCK
+        self.flush_cost = config.ports // 4  # a block stands for four drive operations
         self.exists = {0, 1, 2}
         self.source = StreamSource(dut, "command", layout=command(config), active=0.8)
         self.sink = StreamSink(

@@ -17,8 +17,11 @@ from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.manage import ManageOpcode, ManageStatus
-from hdl.flow.report import FINDINGS, Section, report_address
+from hdl.flow.report import Section, report_address
 from hdl.flow.walk import WalkKind, WalkResult
+
+FINDINGS = 32
+"""Entries of a log (docs/host-interface.md)."""
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")

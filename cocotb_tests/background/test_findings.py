@@ -16,12 +16,15 @@ from cocotb_tests.streams import StreamSink, StreamSource, start
 from hdl.background.findings import Findings
 from hdl.background.walker import finding
 from hdl.flow.line import write_beat, write_port
-from hdl.flow.report import FINDINGS, REPORT_WORDS, Section
+from hdl.flow.report import REPORT_WORDS, Section
 from hdl.flow.walk import WalkKind, WalkResult
 from hdl.nvme.pages.identify import Identity
 from hdl.nvme.pages.pages import PageGenerator
 from hdl.nvme.records import PageKind, page_request
 from sim.golden.nvme import PAGE
+
+FINDINGS = 32
+"""Entries of a log (docs/host-interface.md)."""
 
 CONFIG = bench_config()
 RESULTS = (WalkResult.MENDED, WalkResult.MISMATCH, WalkResult.LOST, WalkResult.FAILED)

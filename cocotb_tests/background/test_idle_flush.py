@@ -9,6 +9,7 @@ import pytest
 from amaranth.hdl import Const, Module
 from cocotb.triggers import FallingEdge, RisingEdge
 
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, unpack
 from hdl.background.idle_flush import IdleFlush
@@ -172,6 +173,12 @@ async def flushes_what_is_idle(dut):
                 await RisingEdge(dut.clk)
 
     cocotb.start_soon(answers())
+    watch = BusyWatch(
+        dut, ["told"], ["ask"],
+        others=lambda: (
+            bench.marked, bench.optimal, bench.changing, bench.epoch, sample(dut.written__valid)
+        ),
+    )  # fmt: skip
     for _ in range(ROUNDS):
         number = bench.random.randrange(CONFIG.arrays)
         match bench.random.randrange(6):
@@ -199,6 +206,7 @@ async def flushes_what_is_idle(dut):
                 dut.changing.value = 0
         for _ in range(bench.random.choice((1, 30, IDLE // 2, 3 * IDLE))):
             await RisingEdge(dut.clk)
+    watch.check()
     assert bench.flushes > 30 and 10 < bench.good < bench.flushes, (bench.flushes, bench.good)
 
 

@@ -9,6 +9,7 @@ import pytest
 from amaranth.hdl import Const, Module
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import (
     StreamSink,
@@ -20,7 +21,7 @@ from cocotb_tests.streams import (
     unpack,
     wait_until,
 )
-from hdl.background.epochs import SETTLE_CYCLES, Epochs
+from hdl.background.epochs import Epochs
 from hdl.background.intent import Intent, tally
 from hdl.background.rows import array_row, stretch
 from hdl.config import BLOCK_NUMBER_BITS, Config
@@ -34,6 +35,9 @@ ROWS = (20, 64, 1000, (1 << 39) + 12345)
 """Of each array: fewer than chunks, as many, more, very many."""
 
 ROUNDS = 150
+SETTLE_CYCLES = 63
+"""Until then a drive that a flush has found gone is being judged (`hdl.background.epochs`)."""
+
 OWN = -1
 """What stands for a command slot where the controller flushes by itself."""
 
@@ -301,6 +305,7 @@ class Bench:
 async def forgets_nothing(dut):
     """Rows, flushes that succeed and fail, arrays that lose drives, all at once."""
     bench = Bench(dut)
+    watch = BusyWatch(dut, ["writes__begun", "writes__retired", "ask"], ["answer"])
     await bench.begin()
     actions = [bench.write] * 6 + [bench.retire] * 5 + [bench.flush] * 2 + [bench.end_flush] * 3
     actions += [bench.change_state]
@@ -315,6 +320,7 @@ async def forgets_nothing(dut):
         if round_number % 4 == 3:
             await bench.renew()
         await bench.check()
+    watch.check()
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")

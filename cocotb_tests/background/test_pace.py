@@ -11,9 +11,12 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import sample, start
-from hdl.background.pace import BATCH_ROWS, TIME_WIDTH, WHOLE, Pace
+from hdl.background.pace import TIME_WIDTH, WHOLE, Pace
 from hdl.config import TIME_BITS, Config
 from hdl.kit.clock import NEVER, passed
+
+BATCH_ROWS = 16
+"""Rows of a batch (docs/background.md)."""
 
 CONFIG = Config(data_width=64, ports=8, walk_window=32, background=True)
 

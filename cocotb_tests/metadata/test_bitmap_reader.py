@@ -9,6 +9,7 @@ import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
 
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import (
     StreamSink,
@@ -145,6 +146,11 @@ def own_page(uuid: bytes, shift: int, events: int, rows: int, marked: set[int]) 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def what_counts_is_marked(dut):
     bench = Bench(dut)
+    levels = [dut.may, dut.known, dut.asked__begin]
+    watch = BusyWatch(
+        dut, ["asked__look", "asked__give", "moved"], ["move", "load", "line_read__request"],
+        others=lambda: tuple(map(sample, levels)),
+    )  # fmt: skip
     await start(dut)
     choose, seen = bench.random, Counter()
     for _ in range(ARRAYS):
@@ -199,6 +205,7 @@ async def what_counts_is_marked(dut):
             assert found == wanted, (sorted(found), sorted(wanted))
     await cycles_pass(dut.clk, 8)
     assert not sample(dut.busy)
+    watch.check()
     dut._log.info("%s", dict(seen))
     assert set(seen) == set(kinds)
 

@@ -11,6 +11,7 @@ import pytest
 from amaranth.hdl import Module
 from cocotb.triggers import RisingEdge
 
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import (
     StreamSink,
@@ -230,6 +231,11 @@ class Bench:
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def pages_are_stored(dut):
     bench = Bench(dut)
+    levels = [dut.drives__failed, dut.essential, dut.settled]
+    watch = BusyWatch(
+        dut, ["page", "words", "finished"], ["stored", "fail", "line_write", "operation"],
+        others=lambda: tuple(map(sample, levels)),
+    )  # fmt: skip
     await start(dut)
     choose, seen = bench.random, Counter()
     for _ in range(PAGES):
@@ -268,6 +274,7 @@ async def pages_are_stored(dut):
         seen["md"] += bench.arrays[array].is_md
     await cycles_pass(dut.clk, 8)
     assert not sample(dut.busy)
+    watch.check()
     dut._log.info("%s", dict(seen))
     assert min(seen["refused"], seen["needed"], seen["sent again"]) > 2
     assert PAGES > seen["md"] > 5

@@ -347,8 +347,8 @@ async def a_reset_meets_the_end_of_a_shutdown(dut):
 @cocotb.test(**LIMIT)
 async def states_change_while_requests_stall(dut):
     """The hard block takes nothing for long, amid commands, while the controller is disabled or
-    shut down, or a queue is deleted: none of it is said to be done before what waits has left, and
-    afterwards nothing is written."""
+    shut down, or a queue of either kind is deleted: none of it is said to be done before what waits
+    has left, and afterwards nothing is written."""
     host = await bench(dut)
     stalls = [s for s in host.sinks if s.name in STALLED]
     assert len(stalls) == 3
@@ -364,21 +364,27 @@ async def states_change_while_requests_stall(dut):
         names = ("host__write_request", "host__post")
         return any(sample(getattr(dut, f"{name}__valid")) for name in names)
 
-    for round_number in range(18):
+    for round_number in range(20):
+        kind = round_number % 4
         await bring_up(host)
         await load(host)
         await ClockCycles(dut.clk, host.random.randint(1, 600))
-        if round_number % 3 == 0:
+        if kind == 0:
             waits = await stall(lambda: host.write32(nvme.CC, 0))
             assert not (waits and await host.read32(nvme.CSTS) & nvme.CSTS_READY == 0)
-        elif round_number % 3 == 1:
+        elif kind == 1:
             control = nvme.CC_ENABLE | nvme.CC_SHUTDOWN_NORMAL
             waits = await stall(lambda control=control: host.write32(nvme.CC, control))
             assert not (waits and await host.read32(nvme.CSTS) & COMPLETE)
         else:
             pair = host.queues[1]
+            opcode = nvme.DELETE_SQ
+            if kind == 3:
+                # Commands of the other queue go on meanwhile.
+                await host.good(opcode=opcode, dwords=(1,))
+                opcode = nvme.DELETE_CQ
             # The entry has been read already, or has not.
-            deletion = host.place(host.queues[0], opcode=nvme.DELETE_SQ, dwords=(1,))
+            deletion = host.place(host.queues[0], opcode=opcode, dwords=(1,))
             await host.ring(host.queues[0])
             told = False
 
@@ -397,12 +403,12 @@ async def states_change_while_requests_stall(dut):
             ended = len(pair.done)
             await ClockCycles(dut.clk, SOON)
             assert len(pair.done) == ended, "a command ended after its queue had been deleted"
-            await host.bad(nvme.INVALID_QUEUE, opcode=nvme.DELETE_SQ, dwords=(1,))
+            await host.bad(nvme.INVALID_QUEUE, opcode=opcode, dwords=(1,))
             await host.write32(nvme.CC, 0)
         waited += waits
         for sink in stalls:
             sink.paused = False
-        if round_number % 3 == 1:
+        if kind == 1:
             await host.wait_status(nvme.CSTS_READY | COMPLETE)
             before = written(host)
             await ClockCycles(dut.clk, SOON)

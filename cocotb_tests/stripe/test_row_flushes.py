@@ -14,6 +14,7 @@ from amaranth.hdl import Module
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array.array_models import FLUSH_IGNORES, flush_operation
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.fields import check_fields
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import (
@@ -183,6 +184,7 @@ class Bench:
 async def every_row_is_told(dut):
     """Rows come in any cycle, some as a flush begins, some while others are told."""
     bench = Bench(dut)
+    watch = BusyWatch(dut, ["request", "finished"], ["operation", "done"])
     await start(dut)
     sent = 0
     for number in range(ROUNDS):
@@ -204,6 +206,7 @@ async def every_row_is_told(dut):
         assert bench.told == sent, f"{bench.waiting()} rows wait for ever"
     await cycles_pass(dut.clk, 8)
     assert not sample(dut.busy), "busy though nobody waits"
+    watch.check()
     dut._log.info(
         "%d rows, %d flushes, %d at once, %d sent again, %d given up; %d rows at once",
         sent, bench.begun, bench.most_at_once, bench.again, bench.given_up, bench.most,
