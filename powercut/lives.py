@@ -130,7 +130,8 @@ class Known:
     a write which the host knows to be stored, and ``healing`` those that may have been rebuilt
     since. ``others`` are ports whose drives may have become members.
 
-    ``pauses``: nobody writes. ``failed``: more drives have gone than it can lose. ``refused`` counts writes that ended badly.
+    ``failed``: more drives have gone than it can lose. ``refused`` counts writes that ended badly.
+    ``pauses``: nobody writes.
 
     ``clean``: the last life ended with a shutdown, and all rows were in sync. ``created``: the host
     knows that it is there. ``deleted``: the host has asked for its end. ``erased``: the host knows
