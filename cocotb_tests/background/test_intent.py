@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import cocotb
@@ -15,6 +16,7 @@ from cocotb_tests.streams import (
     StreamSink,
     StreamSource,
     cycles_pass,
+    every_cycle,
     pack,
     sample,
     start,
@@ -477,16 +479,30 @@ TESTS = [
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def drops_what_it_flushes_itself(dut):
-    """After a flush of an idle array nothing of it is marked, and that is told."""
+    """After a flush of an idle array nothing of it is marked, and that is told. So are rows that
+    are marked as they retire."""
     bench = Bench(dut)
     dut.idle__begins.value = dut.idle__ended.value = 0
     await bench.begin()
+    told: set[int] = set()
+
+    def listen() -> Iterator[None]:
+        while True:
+            yield
+            if sample(dut.marking__valid):
+                told.add(sample(dut.marking__payload))
+
+    every_cycle(dut.clk, listen())
     for _ in range(ROUNDS):
         for _ in range(bench.random.randint(1, 30)):
             await bench.random.choice([bench.write, bench.write, bench.retire])()
+        await bench.rest()
+        told.clear()
+        flying = {n for n, array in enumerate(bench.arrays) if array.flying}
         while bench.slots != set(range(CONFIG.rows)):
             await bench.retire()
         await bench.rest()
+        assert told == flying, "rows that retire are not told"
         for number, array in enumerate(bench.arrays):
             assert sample(dut.marked) >> number & 1 == bool(array.chunks()), f"array {number}"
         await bench.flush_itself()

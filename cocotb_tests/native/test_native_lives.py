@@ -160,6 +160,29 @@ def test_only_what_was_being_written_is_made_consistent(level):
         card.run(back(card))
 
 
+def test_the_marks_of_a_row_that_hung_go():
+    """A row is still being written as its array is flushed, since a drive hangs. Its mark goes
+    later."""
+    lives = Lives(SEED)
+    ports = [0, 1]
+
+    async def life(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID1, ports)
+        await job_ends(card, array)
+        card.harness.drive_fault(ports[1], 1)
+        began = card.harness.now_ns
+        address = card.transport.memory.allocate(BLOCK_BYTES)
+        await card.nvme.write(array.namespace, 0, 1, address, fua=True)
+        assert card.harness.now_ns - began > 10 * IDLE_NS, "nothing has hung"
+        await card.transport.sleep(IDLE_NS + DROPPED_NS)
+        for port in ports:
+            assert not any(card.harness.read_drive(port, BITMAP)[HEAD_BYTES:]), port
+
+    with lives.power() as card:
+        card.run(life(card))
+
+
 def test_what_md_cannot_express_is_forgotten():
     """Such arrays do not come back, nor does what their drives were members of before."""
     lives = Lives(SEED)

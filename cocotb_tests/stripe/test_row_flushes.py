@@ -20,8 +20,10 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import (
     StreamSink,
     StreamSource,
+    check_busy_after,
     cycles_pass,
     every_cycle,
+    pack,
     sample,
     start,
     unpack,
@@ -31,7 +33,13 @@ from hdl.flow.operation import DriveStatus, Owner, finished, operation
 from hdl.flow.recovery import tried_bits
 from hdl.stripe.rows.row_flushes import RowFlushes, flush_for_row, flushed_row
 
-CONFIG = Config(ports=8, rows=16, arrays=4, drive_resets=1)
+CONFIGS = {
+    "usual": Config(ports=8, rows=16, arrays=4, drive_resets=1),
+    "two_ports": Config(ports=2, rows=8, arrays=2, drive_resets=1),
+    # More arrays than there are rows or commands.
+    "many_arrays": Config(ports=16, rows=8, commands=8, arrays=16, drive_resets=1),
+}
+CONFIG = CONFIGS[os.environ.get("CONFIG", "usual")]
 FLUSH_ROUNDS = CONFIG.ports * (CONFIG.drive_resets + 2) + 1
 """Each drive is aborted, reset, and given up at last (docs/guarantees.md)."""
 ROUNDS = 60
@@ -40,6 +48,8 @@ TOLD_CYCLES = 4_000
 BESIDE_CYCLES = 120
 """Most cycles from a row that comes to its answer, with drives that answer at once. It may come as
 a flush of its array has begun, and those of the other arrays take turns with it."""
+TURN_CYCLES = 200
+"""Twice as long as an array takes at most that has four rows at once, with such drives."""
 
 
 @dataclass
@@ -52,6 +62,11 @@ class Flush:
     out: set[int] = field(default_factory=set)
     ends: dict[int, DriveStatus] = field(default_factory=dict)
     asked: Counter[int] = field(default_factory=Counter)
+    restarts: dict[int, int] = field(default_factory=dict)
+    """What operations have said."""
+    needed: int = 0
+    since: int = 0
+    """Drives of the rows that it is for, and when the first of them came."""
 
     @property
     def stored(self) -> int:
@@ -88,6 +103,9 @@ class Bench:
             dut, "operation", layout=operation(CONFIG), callback=self._ask, ignores=FLUSH_IGNORES
         )
         self.done = StreamSink(dut, "done", layout=flushed_row(CONFIG), callback=self._done)
+        self.restarted = [[(0, count)] for count in self.restarts]
+        """Of each drive: since when it has restarted how often."""
+        self.restart_rate = 0.0
         every_cycle(dut.clk, self._watch())
 
     def ports_of(self, array: int) -> list[int]:
@@ -113,6 +131,13 @@ class Bench:
         while True:
             yield
             self.cycle += 1
+            if sample(dut.finished__valid):
+                assert sample(dut.finished__ready), "an end is not taken"
+            if self.random.random() < self.restart_rate:
+                port = self.random.randrange(CONFIG.ports)
+                self.restarts[port] = (self.restarts[port] + 1) % (1 << tried_bits(CONFIG))
+                self.restarted[port].append((self.cycle, self.restarts[port]))
+                getattr(dut, f"restarts__{port}").value = self.restarts[port]
             if sample(valid):
                 assert sample(ready), "there is always room"
                 row = unpack(layout, sample(payload))
@@ -122,17 +147,28 @@ class Bench:
     def _ask(self, one) -> None:
         array, port = one.index, one.port
         wanted = flush_operation(
-            port=port, owner=Owner.FLUSHER, index=array, place=1, restarts=self.restarts[port]
+            port=port, owner=Owner.FLUSHER, index=array, place=1, restarts=one.recover.tried
         )
         check_fields(one, wanted | {"alone": 1}, "operation")
         assert port in self.ports_of(array), f"port {port} is not of array {array}"
         if array not in self.flushes or self.flushes[array].told:
             self.flushes[array] = Flush(self.cycle)
+            for _, ports, _ in self.rows[array]:
+                self.flushes[array].needed |= ports
+            self.flushes[array].since = self.rows[array][0][2]
             self.begun += 1
             under_way = sum(not flush.told for flush in self.flushes.values())
             self.most_at_once = max(self.most_at_once, under_way)
         flush = self.flushes[array]
         assert port not in flush.out, f"port {port} is asked again"
+        assert flush.needed >> port & 1, f"no row needs port {port}"
+        counts = self.restarted[port]
+        ends = [at for at, _ in counts[1:]] + [self.cycle + 1]
+        possible = {count for (_, count), end in zip(counts, ends, strict=True)
+                    if end >= flush.since}  # fmt: skip
+        known = flush.restarts.setdefault(port, one.recover.tried)
+        assert known in possible, "not how often it had restarted as the flush began"
+        assert one.recover.tried == known, "restarts since the flush began are forgotten"
         if port in flush.ends:
             assert flush.ends[port] == DriveStatus.ABORTED, f"{flush.ends[port]} is sent again"
             assert not flush.out - set(flush.asked), "sent again before all have answered"
@@ -189,6 +225,7 @@ async def every_row_is_told(dut):
     sent = 0
     for number in range(ROUNDS):
         bench.delay = bench.random.choice((1, 4, 12, 60))
+        bench.restart_rate = 0.05
         bench.aborts = 0.97 if number % 8 == 7 else 0.2
         often = bench.random.choice((0.05, 0.3, 0.9))
         for port in (bench.asked, bench.done):
@@ -212,7 +249,8 @@ async def every_row_is_told(dut):
         sent, bench.begun, bench.most_at_once, bench.again, bench.given_up, bench.most,
     )  # fmt: skip
     assert bench.most == CONFIG.rows and bench.begun < sent
-    assert bench.most_at_once == CONFIG.arrays and bench.again and bench.given_up
+    at_once = min(CONFIG.arrays, CONFIG.rows // 2)
+    assert bench.most_at_once >= at_once and bench.again and bench.given_up
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -223,6 +261,8 @@ async def a_drive_that_hangs_holds_up_its_array_only(dut):
     await start(dut)
     bench.aborts = 0.0
     bench.asked.active = bench.done.active = 1.0
+    check_busy_after(dut, "request")
+    check_busy_after(dut, "finished")
     bench.hangs = {*bench.ports_of(1)}
     for _ in range(CONFIG.rows // 2):
         bench.come(1)
@@ -242,11 +282,92 @@ async def a_drive_that_hangs_holds_up_its_array_only(dut):
     assert not bench.waiting(), "rows wait for ever"
 
 
-TESTS = ["every_row_is_told", "a_drive_that_hangs_holds_up_its_array_only"]
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def a_reset_forgets_all(dut):
+    """Rows of many arrays are inside as the reset comes."""
+    for name in ("request__valid", "finished__valid", "operation__ready", "done__ready"):
+        getattr(dut, name).value = 0
+    await start(dut)
+    dut.request__valid.value = dut.operation__ready.value = 1
+    for slot in range(CONFIG.rows):
+        dut.request__payload.value = pack(
+            flush_for_row(CONFIG), slot=slot, array=slot % CONFIG.arrays,
+            ports=(1 << CONFIG.ports) - 1,
+        )  # fmt: skip
+        await RisingEdge(dut.clk)
+    dut.request__valid.value = 0
+    await cycles_pass(dut.clk, 300)
+    dut.rst.value = 1
+    await cycles_pass(dut.clk, 4)
+    bench = Bench(dut)
+    dut.rst.value = 0
+    arrays = min(CONFIG.arrays, CONFIG.rows)
+    for array in range(arrays):
+        bench.come(array)
+    await cycles_pass(dut.clk, 2000)
+    assert bench.told == arrays
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def arrays_take_turns(dut):
+    """Rows of all arrays come as fast as can be, and none of them waits for long."""
+    bench = Bench(dut)
+    await start(dut)
+    bench.aborts = 0.0
+    bench.asked.active = bench.done.active = 1.0
+    rows = max(1, CONFIG.rows // CONFIG.arrays)
+    for _ in range(4000):
+        for array in range(CONFIG.arrays):
+            if len(bench.rows[array]) < rows and bench.request.idle and bench.free:
+                bench.come(array)
+        await RisingEdge(dut.clk)
+    still = [bench.cycle - came for rows in bench.rows for _, _, came in rows]
+    longest = max(bench.longest, *still)
+    dut._log.info("%d rows, the slowest in %d cycles", bench.told, longest)
+    assert bench.told > 10 * CONFIG.rows
+    assert longest < CONFIG.arrays * TURN_CYCLES, f"a row waits {longest} cycles"
+
+
+TESTS = [
+    "every_row_is_told",
+    "a_drive_that_hangs_holds_up_its_array_only",
+    "a_reset_forgets_all",
+    "arrays_take_turns",
+]
 
 
 def test_row_flushes():
     simulate(RowFlushes(config=CONFIG), name="row_flushes", module=__name__, testcase=TESTS)
+
+
+@pytest.mark.parametrize("config", ["two_ports", "many_arrays"])
+def test_sizes(config):
+    simulate(
+        RowFlushes(config=CONFIGS[config]),
+        name=f"row_flushes_{config}",
+        module=__name__,
+        testcase=["every_row_is_told", "a_reset_forgets_all"],
+        parameters={"CONFIG": config},
+    )
+
+
+class LowestFirst(RowFlushes):
+    """Planted bug: arrays do not take turns."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.sync += self._turn.eq(0)
+        return m
+
+
+class ForgetsRestarts(RowFlushes):
+    """Planted bug: a drive may restart between the beginning of a flush and its FLUSH."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        for before, restarts in zip(self._before, self.restarts, strict=True):
+            m.d.sync += before.eq(restarts)
+        return m
 
 
 class JoinsTheFlush(RowFlushes):
@@ -299,6 +420,8 @@ class ForgetsAborts(RowFlushes):
     [
         (JoinsTheFlush, TESTS[0]),
         (OneAtATime, TESTS[1]),
+        (ForgetsRestarts, TESTS[0]),
+        (LowestFirst, TESTS[3]),
         pytest.param(AsksForTheLast, TESTS[0], marks=pytest.mark.slow),
         pytest.param(ForgetsAborts, TESTS[0], marks=pytest.mark.slow),
     ],

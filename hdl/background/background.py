@@ -277,21 +277,19 @@ class Background(wiring.Component):
         """Arrays that nobody writes are flushed, so that their marks go."""
         idle, intent, pace = self._idle_flush, self._intent, self._pace
         m.submodules.idle_flush = idle
-        begun, request = self.writes.begun, self.table_changes.request
-        response = self.table_changes.response
+        request, response = self.table_changes.request, self.table_changes.response
         changing = Signal()
         with m.If(request.valid & request.ready):
             m.d.sync += changing.eq(1)
         with m.Elif(response.valid & response.ready):
             m.d.sync += changing.eq(0)
         connect(m, idle.epoch, intent.idle)
+        connect(m, intent.marking, idle.written)
         connect(m, idle.ask, flipped(self.ask))
         connect(m, flipped(self.told), idle.told)
         connect(m, idle.geometry_read, flipped(self.geometry_read[2]))
         connect(m, idle.member_read, flipped(self.member_read[1]))
         m.d.comb += [
-            idle.written.valid.eq(begun.valid & begun.ready),
-            idle.written.payload.eq(begun.payload.array),
             idle.marked.eq(intent.marked),
             idle.optimal.eq(intent.optimal),
             idle.changing.eq(changing | request.valid),

@@ -18,10 +18,10 @@ class IdleFlush(wiring.Component):
 
     A host that never sends a FLUSH would leave everything marked that it has written, and a power
     cut would cost a RESYNC of all of that. So an array that is OPTIMAL, has marks, and of which no
-    row has begun to be written for ``marks_idle_us`` is flushed, at most twice that time after the
-    last one. It is an epoch of `hdl.background.epochs`, like the FLUSH of a host. If a drive does
-    not store what it has, or the tables change meanwhile, the marks stay. The array is flushed
-    again once it has been written, or has not been OPTIMAL for a moment.
+    row has begun or ceased to be written for ``marks_idle_us`` is flushed, at most twice that time
+    after the last one. It is an epoch of `hdl.background.epochs`, like the FLUSH of a host. If a
+    drive does not store what it has, or the tables change meanwhile, the marks stay. The array is
+    flushed again once it has been written, or has not been OPTIMAL for a moment.
 
     All drives of the array are asked. Arrays are flushed one after the other. A drive that hangs
     delays those behind it by what `hdl.drive.recovery.ladder` takes, and nothing else.
@@ -37,7 +37,7 @@ class IdleFlush(wiring.Component):
     Ports
     -----
     written
-        A pulse. A row of this array begins to be written.
+        A pulse. A row of this array is marked, as it is about to be written or as it retires.
     marked
         One bit per array. It has marks.
     optimal

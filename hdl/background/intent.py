@@ -10,6 +10,7 @@ from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.intention import WriteEvents, intention
 from hdl.flow.marks import BIT_BITS, WORD_BITS, Marks, chunk_shift, marks_word
 from hdl.kit.pick import lowest_bit
+from hdl.kit.pulse import Pulse
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table, TableRead
 
@@ -49,7 +50,11 @@ def flight(config: Config) -> data.StructLayout:
 
 def _ports(config: Config) -> dict:
     """The ports of `Intent`."""
-    idle = {"idle": In(IdleEpoch(config)), "marked": Out(config.arrays)}
+    idle = {
+        "idle": In(IdleEpoch(config)),
+        "marked": Out(config.arrays),
+        "marking": Out(Pulse(config.array_bits)),
+    }
     return {
         **(idle if config.durable_marks else {}),
         "writes": In(WriteEvents(config)),
@@ -129,6 +134,9 @@ class Intent(wiring.Component):
         With `Config.durable_marks`: epochs of `hdl.background.idle_flush`.
     marked
         With `Config.durable_marks`: one bit per array. It has marks.
+    marking
+        With `Config.durable_marks`: a pulse. A row of this array is marked, as it is about to be
+        written or as it retires.
     sweeping
         A bitmap is to be wiped or filled.
     busy
@@ -447,6 +455,11 @@ class Intent(wiring.Component):
             m.next = "MARK"
 
         with m.State("MARK"):
+            if self._durable:
+                m.d.comb += [
+                    self.marking.valid.eq(1),
+                    self.marking.payload.eq(self._array),
+                ]
             self._store(m, self._newer, self._word, bits | mark)
             m.d.comb += [
                 counts.write.data.eq(counts.reads[0].data + 1),

@@ -52,8 +52,8 @@ class Owner(enum.Enum, shape=2):
 
 
 def owner_bits(config: Config) -> int:
-    """Width of the number of an owner, which is a row slot or a command slot."""
-    return max(config.row_slot_bits, config.slot_bits)
+    """Width of the number of an owner, which is a row slot, a command slot, or an array."""
+    return max(config.row_slot_bits, config.slot_bits, config.array_bits)
 
 
 def operation(config: Config) -> data.StructLayout:

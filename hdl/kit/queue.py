@@ -1,6 +1,6 @@
 """A queue of payloads between two streams."""
 
-from amaranth.hdl import Module, Value
+from amaranth.hdl import Const, Module, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
@@ -51,11 +51,16 @@ class Queue(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         payload, offered = Value.cast(self.input.payload), Value.cast(self.output.payload)
-        m.submodules.fifo = fifo = SyncFIFOBuffered(width=len(payload), depth=self._depth)
+        # With a depth of two the memory has one place, and a payload is in it for a cycle before it
+        # is at the output. So one more place is needed to have room for the second.
+        two = self._depth == 2
+        depth = self._depth + two
+        m.submodules.fifo = fifo = SyncFIFOBuffered(width=len(payload), depth=depth)
+        room = fifo.level != self._depth if two else Const(1)
         m.d.comb += [
             fifo.w_data.eq(payload),
-            fifo.w_en.eq(self.input.valid),
-            self.input.ready.eq(fifo.w_rdy),
+            fifo.w_en.eq(self.input.valid & room),
+            self.input.ready.eq(fifo.w_rdy & room),
             offered.eq(fifo.r_data),
             self.output.valid.eq(fifo.r_rdy),
             fifo.r_en.eq(self.output.ready),

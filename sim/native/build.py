@@ -154,7 +154,7 @@ def _build(
 
 def _stamp(config: Config, *, tuned: bool) -> Path:
     """The file that names the library of the controller."""
-    name = digest(repr(config), _text_of(ROOT / "hdl", "py"), _tools(), _sources(),
+    name = digest(repr(config), DESIGN, _tools(), _sources(),
                   *(["tuned"] if tuned else PROFILE))
     return BUILD / "native" / "index" / name
 
@@ -194,6 +194,10 @@ def _model_objects() -> list[str]:
 def _text_of(directory: Path, suffix: str) -> str:
     files = sorted(directory.rglob(f"*.{suffix}"))
     return "\0".join(f"{file.relative_to(directory)}\0{file.read_text()}" for file in files)
+
+
+DESIGN = digest(_text_of(ROOT / "hdl", "py"))
+"""The sources as they were loaded. Those that somebody edits meanwhile are not what is built."""
 
 
 def _sources() -> str:

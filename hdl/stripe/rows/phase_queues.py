@@ -1,6 +1,6 @@
 """Operations and parity steps on their way out of the sequencer, whole phases at a time."""
 
-from amaranth.hdl import Cat, Module
+from amaranth.hdl import Assert, Cat, Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -60,6 +60,7 @@ class PhaseQueues(wiring.Component):
                 fifo.input.valid.eq(send),
             ]
             rooms.append(fifo.level <= depth - most)
+            m.d.sync += Assert(~send | fifo.input.ready, f"{name}: a phase had no room")
             moves.append(fifo.busy)
         m.d.comb += [self.room.eq(Cat(rooms).all()), self.busy.eq(Cat(moves).any())]
         return m

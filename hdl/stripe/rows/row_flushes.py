@@ -8,7 +8,7 @@ from hdl.config import Config, bits_for_count
 from hdl.flow.flush_request import flush_rounds
 from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, operation
 from hdl.flow.recovery import tried_bits
-from hdl.kit.pick import lowest_bit
+from hdl.kit.pick import choose, following, lowest_bit
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table
 
@@ -68,9 +68,9 @@ class RowFlushes(wiring.Component):
     One that goes away, or ends it with an error, has not stored anything. Nor has one that
     restarts (with ``background``): whoever hears the end of its FLUSH tells of that.
 
-    An event takes 5 cycles: a row that comes, a flush that begins, a FLUSH that ends. A FLUSH that
-    is sent takes a cycle more, and a row that is told two. There is one event at a time, for all
-    arrays.
+    An event takes 5 cycles: a row that comes, a flush that begins; 6 if it is a FLUSH that ends. A
+    FLUSH that is sent takes a cycle more, and a row that is told two. There is one event at a time,
+    for all arrays. Flushes of arrays begin by turns.
 
     Parameters
     ----------
@@ -122,6 +122,9 @@ class RowFlushes(wiring.Component):
         self._array = Signal(config.array_bits)
         self._lane = Signal(lane(config))
         self._pending = Signal(config.ports)
+        # Whose flush begins next, of those that wait; they take turns.
+        self._turn = Signal(config.array_bits)
+        self._next_due = Signal(config.array_bits)
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -153,6 +156,7 @@ class RowFlushes(wiring.Component):
         requests, ends, lanes, state = self._requests, self._ends, self._lanes, self._lane
         heard, sent, told = ends.input.payload, self.operation.payload, self.done.payload
         port = lowest_bit(m, self._pending, "asked")
+        m.d.comb += self._next_due.eq(choose(m, self._due & ~self._flies, self._turn))
         m.d.comb += [
             requests.input.payload.eq(self.request.payload),
             requests.input.valid.eq(self.request.valid),
@@ -199,7 +203,7 @@ class RowFlushes(wiring.Component):
         events = (
             ("HEAR", ends.valid, ends.payload.array),
             ("JOIN", requests.valid, requests.payload.array),
-            ("BEGIN", begins.any(), lowest_bit(m, begins, "first_due")),
+            ("BEGIN", begins.any(), self._next_due),
         )
         chosen = Signal(range(len(events)))
         with m.State("REST"):
@@ -254,6 +258,7 @@ class RowFlushes(wiring.Component):
                 state.stored.eq(0),
                 state.again.eq(0),
                 state.rounds.eq(0),
+                self._turn.eq(following(array, self._config.arrays - 1)),
             ]
             for port, restarts in enumerate(self.restarts):
                 with m.If(state.needed[port]):
