@@ -285,10 +285,10 @@ class IgnoresChanges(IdleFlush):
 @pytest.mark.parametrize(
     ("bug", "found"),
     [
-        (NeverLooksAgain, "array . is not flushed"),
-        (ForgetsWrites, "was written .* cycles ago"),
-        (AsksOneMember, "asked are"),
         (IgnoresChanges, "counts as 1"),
+        pytest.param(NeverLooksAgain, "array . is not flushed", marks=pytest.mark.slow),
+        pytest.param(ForgetsWrites, "was written .* cycles ago", marks=pytest.mark.slow),
+        pytest.param(AsksOneMember, "asked are", marks=pytest.mark.slow),
     ],
 )
 def test_planted_bugs_are_found(bug, found):

@@ -626,7 +626,7 @@ def lived_by_seeds(component: Callable[[], wiring.Component]) -> None:
 def test_lives():
     """Whatever happens in a life, what the host was told is there in the next one."""
     lives = Lives(SEED)
-    lived(lives, 10)
+    lived(lives, 6)
     assert lives.seen["arrays brought up"] and lives.seen["blocks that were there"]
 
 

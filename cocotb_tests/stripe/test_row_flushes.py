@@ -419,9 +419,9 @@ class ForgetsAborts(RowFlushes):
     ("broken", "testcase"),
     [
         (JoinsTheFlush, TESTS[0]),
-        (OneAtATime, TESTS[1]),
-        (ForgetsRestarts, TESTS[0]),
         (LowestFirst, TESTS[3]),
+        pytest.param(OneAtATime, TESTS[1], marks=pytest.mark.slow),
+        pytest.param(ForgetsRestarts, TESTS[0], marks=pytest.mark.slow),
         pytest.param(AsksForTheLast, TESTS[0], marks=pytest.mark.slow),
         pytest.param(ForgetsAborts, TESTS[0], marks=pytest.mark.slow),
     ],
