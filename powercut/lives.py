@@ -243,8 +243,12 @@ class Lives:
         with self.power() as card:
             card.run(self._wake(card))
 
-    async def _wake(self, card: SimulatedCard) -> None:
+    @staticmethod
+    async def _start(card: SimulatedCard) -> None:
         await card.nvme.start(queue_pairs=1)
+
+    async def _wake(self, card: SimulatedCard) -> None:
+        await self._start(card)
         await self.look(card)
         for array in self.arrays:
             array.clean = False
@@ -253,7 +257,7 @@ class Lives:
         if self.random.random() < FEW["cut at start"]:
             for array in self.arrays:
                 array.clean = False  # the host may come so far as to enable the card
-            card.transport.spawn(card.nvme.start(queue_pairs=1))
+            card.transport.spawn(self._start(card))
             await card.transport.sleep(self.random.uniform(0, START_NS))
             self.seen["cuts as the card starts"] += 1
             return

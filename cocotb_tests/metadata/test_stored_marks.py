@@ -25,6 +25,7 @@ from cocotb_tests.streams import (
     sample,
     start,
     unpack,
+    wait_until,
 )
 from hdl.config import Config
 from hdl.flow.intention import marked_row
@@ -33,12 +34,12 @@ from hdl.metadata.stored_marks import StoredMarks
 
 CONFIG = Config(
     ports=8, lines=256, commands=16, rows=32, arrays=4, volumes=8, transfer_blocks=8,
-    intent_chunks=128, metadata=True, clock_hz=200,
+    intent_chunks=128, metadata=True, clock_hz=200, marks_kept_us=2_000_000,
 )  # fmt: skip
 WORDS = CONFIG.intent_chunks // 32
 CYCLES = 20_000
-SLEEP_CYCLES = 5 * CONFIG.clock_hz
-LET_CYCLES = 2_000
+SLEEP_CYCLES = 2 * CONFIG.clock_hz
+LET_CYCLES = 1_200
 """Most cycles from a row that asks to its answer, beside pages that are held up: the rest of a page
 of its array, then one with its mark, each some 5 cycles a word and what a page takes here, and
 others' rows and pages by turns."""
@@ -159,9 +160,11 @@ class Bench:
         self.ends.send(array)
 
     def ask(self, array: int) -> None:
-        """A row asks, often of a chunk that others have written."""
+        """A row asks, often of a chunk that others have written, or wait to write."""
         choose = self.random
         pool = sorted(self.chunks(array))
+        if choose.random() < 0.3:
+            pool = sorted(chunk for other, chunk, _ in self.asked.values() if other == array)
         near = pool and choose.random() < 0.6
         chunk = choose.choice(pool) if near else choose.randrange(CONFIG.intent_chunks)
         slot = self.free.pop(choose.randrange(len(self.free)))
@@ -199,9 +202,18 @@ class Bench:
         kept = {chunk for chunk in self.chunks(array) if chunk in needed or choose.random() < 0.3}
         marks[newer], marks[1 - newer] = kept, set()
         self.pulse("marks__dropped", array)
-        if choose.random() < 0.5:
-            self.planes[array] = 1 - newer
-            self.dut.marks__planes.value = sum(bit << n for n, bit in enumerate(self.planes))
+
+    def turn(self, array: int) -> None:
+        """A flush begins: marks go to the other plane from now on, which is empty. Or it ends, and
+        drops nothing."""
+        newer, marks = self.planes[array], self.marks[array]
+        if marks[1 - newer]:
+            marks[newer] |= marks[1 - newer]
+            marks[1 - newer] = set()
+            return
+        self.planes[array] = 1 - newer
+        self.dut.marks__planes.value = sum(bit << n for n, bit in enumerate(self.planes))
+        self.seen["turns"] += 1
 
     def refresh(self, array: int) -> None:
         """Members have changed."""
@@ -220,6 +232,10 @@ class Bench:
                 self.end()
             if choose.random() < 0.003:
                 self.drop(choose.randrange(CONFIG.arrays))
+            if choose.random() < 0.01:
+                self.turn(choose.randrange(CONFIG.arrays))
+            if self.collecting is not None and choose.random() < 0.2:
+                self.turn(self.collecting)
             if choose.random() < 0.001:
                 self.refresh(choose.randrange(CONFIG.arrays))
             if choose.random() < 0.0005:
@@ -248,8 +264,10 @@ async def begin(dut) -> Bench:
             await RisingEdge(dut.clk)
             getattr(dut, f"{name}__valid").value = 0
             await RisingEdge(dut.clk)
+    await wait_until(
+        dut, lambda: sample(dut.fresh) == (1 << CONFIG.arrays) - 1, cycles=2000, what="the pages"
+    )
     await bench.settle()
-    assert sample(dut.fresh) == (1 << CONFIG.arrays) - 1
     return bench
 
 
@@ -390,14 +408,25 @@ def test_stored_marks():
 
 
 class LetsAtOnce(StoredMarks):
-    """Planted bug: a row is let go as its page has been begun."""
+    """Planted bug: a row is let go as its page has been collected, not as it has been stored."""
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        with m.If(self.page.valid & self.page.ready):
-            m.d.sync += self._halves.bit_select(self._array, 1).eq(
-                ~self._halves.bit_select(self._array, 1)
-            )
+        stored = self._halves.bit_select(self.stored.payload, 1)
+        collected = self._halves.bit_select(self._array, 1)
+        with m.If(self.stored.valid & self.stored.ready):
+            m.d.sync += stored.eq(stored)
+        with m.If(self.words.valid & self.words.ready & (self._word == self._last_word)):
+            m.d.sync += collected.eq(~collected)
+        return m
+
+
+class LowestFirst(StoredMarks):
+    """Planted bug: arrays do not take turns."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.sync += self._turn.eq(0)
         return m
 
 
@@ -427,6 +456,7 @@ class FreshTooSoon(StoredMarks):
     ("broken", "testcase"),
     [
         (LetsAtOnce, TESTS[0]),
+        (LowestFirst, TESTS[0]),
         pytest.param(ForgetsTheComing, TESTS[0], marks=pytest.mark.slow),
         pytest.param(OneArray, TESTS[1], marks=pytest.mark.slow),
         pytest.param(FreshTooSoon, TESTS[3], marks=pytest.mark.slow),

@@ -46,7 +46,8 @@ class Marks(wiring.Signature):
     """The marks of all arrays, seen from who keeps them on the drives.
 
     Marks are made in the newer plane, and go from the older one to the newer one. Who reads a word
-    of the older plane, and in the next cycle that of the newer one, misses none.
+    of the older plane, and in the next cycle that of the other one, misses none. The planes may
+    change places in between: then the first one was empty.
 
     Ports
     -----

@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import TIME_BITS, Config
 from hdl.flow.marks import BIT_BITS, WORD_BITS, Marks, word_number_bits
 from hdl.kit.clock import NEVER, passed
-from hdl.kit.pick import lowest_bit
+from hdl.kit.pick import choose, following, lowest_bit
 from hdl.kit.pulse import Pulse
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table
@@ -35,8 +35,9 @@ class StoredMarks(wiring.Component):
     on. Then the marks of all arrays of which some have been dropped are stored anew, without the
     old ones. So a chunk whose marks come and go costs two pages in that time at most.
 
-    With ``refresh`` the page is written anew, whatever it is, because there are new members. Until
-    the first one of a new array has been stored, all its rows wait.
+    Pages of arrays are begun by turns. With ``refresh`` the page is written anew, whatever it is,
+    because there are new members. Until the first one of a new array has been stored, all its rows
+    wait.
 
     A row takes 5 cycles, a word of a page 5.
 
@@ -129,11 +130,16 @@ class StoredMarks(wiring.Component):
         self._row = Signal(asked_row(config))
         self._bits = Signal(WORD_BITS)
 
+        # Whose page is begun next, of those that are due; they take turns.
+        self._turn = Signal(config.array_bits)
+        self._next_due = Signal(config.array_bits)
+
         # The page whose words are being collected: of which array, which word.
         self._collects = Signal()
         self._array = Signal(config.array_bits)
         self._word = Signal(max(1, word_number_bits(config)))
         self._anew = Signal()  # what the drives have is not in it
+        self._plane = Signal()  # the one that is read second
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -215,6 +221,7 @@ class StoredMarks(wiring.Component):
         """Words that are read and written, and rows that have asked."""
         marked = self.marks.marked.payload
         m.d.comb += [
+            self._next_due.eq(choose(m, self._due, self._turn)),
             self._asked.write.address.eq(marked.slot),
             self._asked.write.data.array.eq(marked.array),
             self._asked.write.data.chunk.eq(marked.chunk),
@@ -235,7 +242,6 @@ class StoredMarks(wiring.Component):
         """The states REST, of what comes next, most urgent first, and FIND, of a row that waits."""
         stored, marked = self.stored, self.marks.marked
         first = lowest_bit(m, self._again, "first_again")
-        due = lowest_bit(m, self._due, "first_due")
         under = self.under_way.bit_select(stored.payload, 1)
         with m.State("REST"):
             with m.If(stored.valid):
@@ -268,7 +274,7 @@ class StoredMarks(wiring.Component):
             with m.Elif(self._collects):
                 m.next = "READ"
             with m.Elif(self._due.any() & self.page.ready):
-                m.d.sync += self._array.eq(due)
+                m.d.sync += self._array.eq(self._next_due)
                 m.next = "BEGIN"
 
         with m.State("FIND"):
@@ -322,13 +328,14 @@ class StoredMarks(wiring.Component):
     def _collect(self, m: Module) -> None:
         """The states BEGIN, of a page, and READ to GIVE, of a word of it."""
         array, word, marks, pages = self._array, self._word, self.marks, self._pages
-        plane = marks.planes.bit_select(array, 1)
+        plane, other = marks.planes.bit_select(array, 1), self._plane
         with m.State("BEGIN"):
             m.d.comb += self.page.valid.eq(1)
             grows = self._grows.bit_select(array, 1) | ~self._shrinks.bit_select(array, 1)
             m.d.sync += self._word.eq(0)
             with m.If(self.page.ready):
                 m.d.sync += [
+                    self._turn.eq(following(array, self._config.arrays - 1)),
                     self._collects.eq(1),
                     self.under_way.bit_select(array, 1).eq(1),
                     self._drops.bit_select(array, 1).eq(~grows),
@@ -341,8 +348,10 @@ class StoredMarks(wiring.Component):
                     m.d.sync += self._shrinks.bit_select(array, 1).eq(0)
                 m.next = "REST"
 
-        # The older marks first: they may go over to the newer ones.
+        # The older marks first: they may go over to the newer ones. The planes may change places
+        # before the second one is read.
         with m.State("READ"):
+            m.d.sync += other.eq(plane)
             m.d.comb += [
                 marks.read.address.plane.eq(~plane),
                 pages.reads[0].address.eq(self._place(array, word, Value.cast(0))),
@@ -350,7 +359,7 @@ class StoredMarks(wiring.Component):
             m.next = "READ-NEWER"
 
         with m.State("READ-NEWER"):
-            m.d.comb += marks.read.address.plane.eq(plane)
+            m.d.comb += marks.read.address.plane.eq(other)
             had = Mux(self._anew, 0, pages.reads[0].data)
             m.d.sync += self._bits.eq(marks.read.data | had)
             m.next = "JOIN"
