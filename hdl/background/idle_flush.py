@@ -37,7 +37,8 @@ class IdleFlush(wiring.Component):
     Ports
     -----
     written
-        A pulse. A row of this array is marked, as it is about to be written or as it retires.
+        A pulse. A row of this array is marked, as it is about to be written or as it retires. Or
+        marks come that its drives have: whoever brings it up is not through yet.
     marked
         One bit per array. It has marks.
     optimal

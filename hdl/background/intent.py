@@ -136,7 +136,7 @@ class Intent(wiring.Component):
         With `Config.durable_marks`: one bit per array. It has marks.
     marking
         With `Config.durable_marks`: a pulse. A row of this array is marked, as it is about to be
-        written or as it retires.
+        written or as it retires, or marks are ``load``-ed.
     sweeping
         A bitmap is to be wiped or filled.
     busy
@@ -456,10 +456,7 @@ class Intent(wiring.Component):
 
         with m.State("MARK"):
             if self._durable:
-                m.d.comb += [
-                    self.marking.valid.eq(1),
-                    self.marking.payload.eq(self._array),
-                ]
+                m.d.comb += self.marking.valid.eq(1)
             self._store(m, self._newer, self._word, bits | mark)
             m.d.comb += [
                 counts.write.data.eq(counts.reads[0].data + 1),
@@ -599,6 +596,7 @@ class Intent(wiring.Component):
             marks.planes.eq(epochs.planes),
             marks.dropped.valid.eq(epochs.closed & self._drops),
             marks.dropped.payload.eq(self._array),
+            self.marking.payload.eq(self._array),
             told.slot.eq(self._slot),
             told.array.eq(self._array),
             told.chunk.eq(self._chunk),
@@ -631,6 +629,7 @@ class Intent(wiring.Component):
             m.next = "LOAD-STORE"
 
         with m.State("LOAD-STORE"):
+            m.d.comb += self.marking.valid.eq(1)
             self._store(m, newer, word, bits | marks)
             m.d.comb += self._lost.eq(marks & ~(bits | self._read))
             m.next = "LOAD-COUNT"
