@@ -98,7 +98,7 @@ def test_a_drive_that_was_a_member_elsewhere():
     with lives.power() as card:
         card.run(begin(card))
     before = [dict(image) for image in lives.images]
-    for cut in range(24):
+    for cut in range(12):
         moves = bool(cut % 2)
         lives.images = [dict(image) for image in before]
         lives.arrays.clear()
@@ -248,7 +248,7 @@ def test_power_goes_in_an_import():
 
     with lives.power() as card:
         card.run(begin(card))
-    for _ in lives.branches(8):
+    for _ in lives.branches(6):
         with lives.power(identity=OTHER) as card:
             card.run(imports(card))
         with lives.power(identity=chosen.choice((IDENTITY, OTHER))) as card:

@@ -384,7 +384,7 @@ def test_power_goes_twice(level):
 
     with lives.power() as card:
         card.run(begin(card))
-    for _ in lives.branches(10):
+    for _ in lives.branches(6):
         for life in (divides, nobody, there):
             with lives.power() as card:
                 card.run(life(card))
@@ -555,7 +555,7 @@ def test_all_drives_of_striped_copies_go():
 
     with lives.power() as card:
         card.run(begin(card))
-    for _ in lives.branches(8):
+    for _ in lives.branches(5):
         for life in (all_go, back):
             with lives.power() as card:
                 card.run(life(card))

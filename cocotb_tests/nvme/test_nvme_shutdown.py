@@ -364,7 +364,7 @@ async def states_change_while_requests_stall(dut):
         names = ("host__write_request", "host__post")
         return any(sample(getattr(dut, f"{name}__valid")) for name in names)
 
-    for round_number in range(20):
+    for round_number in range(16):
         kind = round_number % 4
         await bring_up(host)
         await load(host)
