@@ -11,8 +11,6 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +18,7 @@ from campaign.card import Outcome
 from campaign.features import help_text, names, selected
 from campaign.run import Run
 from campaign.sizes import config_of
-from sim.cli import INTERRUPTED, Parser, positive, processes, program, seed
+from sim.cli import INTERRUPTED, Parser, in_order, positive, program, seed
 from sim.native.build import build_controller, is_built
 
 LINE_EVERY = 25
@@ -90,25 +88,12 @@ class Total:
         print(f"slowest job: {self._slowest_job:.0%} of the time in which it must end")
 
 
-@contextmanager
-def attempts(
-    seeds: range, count: int, features: frozenset[str]
-) -> Iterator[Iterator[Ended]]:
-    """Runs with these seeds, in this order, ``count`` at once. Runs that have not begun are dropped
-    at the end."""
-    # Build each controller once, before several processes need it.
+def build(seeds: range, features: frozenset[str]) -> None:
+    """Builds the controllers of these runs, each once, before several processes need it."""
     for config in dict.fromkeys(config_of(number, others="sizes" in features) for number in seeds):
         if not is_built(config):
             print("building a controller, which takes minutes", flush=True)
         build_controller(config)
-    if count == 1:
-        yield map(partial(attempt, features), seeds)
-        return
-    with processes(count) as executor:
-        try:
-            yield executor.map(partial(attempt, features), seeds)
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)
 
 
 def main() -> int:
@@ -148,7 +133,8 @@ def main() -> int:
     seeds = range(arguments.seed, arguments.seed + arguments.runs)
     failed = 0
     try:
-        with attempts(seeds, arguments.processes, features) as ended:
+        build(seeds, features)
+        with in_order(partial(attempt, features), seeds, arguments.processes) as ended:
             for one in ended:
                 if one.error:
                     failed += 1

@@ -13,12 +13,10 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from powercut.lives import CONFIG, Lives
-from sim.cli import INTERRUPTED, Parser, positive, processes, program, seed
+from sim.cli import INTERRUPTED, Parser, in_order, positive, program, seed
 from sim.native.build import build_controller, is_built
 
 MOST_CUTS = 20
@@ -67,22 +65,6 @@ def tasks(first: int, cuts: int) -> list[tuple[int, int]]:
     ]
 
 
-@contextmanager
-def lived(todo: Sequence[tuple[int, int]], count: int) -> Iterator[Iterator[Died]]:
-    """Cards in this order, ``count`` at once. Those that do not live yet are dropped at the end."""
-    if not is_built(CONFIG):
-        print("building a controller, which takes minutes", flush=True)
-    build_controller(CONFIG)  # before several processes need it
-    if count == 1:
-        yield map(live, todo)
-        return
-    with processes(count) as executor:
-        try:
-            yield executor.map(live, todo)
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)
-
-
 def report(seen: Counter, cards: int, seconds: float, verdict: str) -> None:
     """Prints the counts. Power also goes as a card has been looked at for the last time; nobody
     sees what that does."""
@@ -119,7 +101,10 @@ def main() -> int:
     cards = failed = 0
     began = time.monotonic()
     try:
-        with lived(todo, arguments.processes) as died:
+        if not is_built(CONFIG):
+            print("building a controller, which takes minutes", flush=True)
+        build_controller(CONFIG)  # before several processes need it
+        with in_order(live, todo, arguments.processes) as died:
             for (_, cuts), one in zip(todo, died, strict=True):
                 if one.error:
                     failed += 1

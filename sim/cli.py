@@ -7,10 +7,10 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -118,6 +118,22 @@ def processes(count: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown()
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
+def in_order(
+    function: Callable[[Any], Any], items: Sequence[Any], count: int
+) -> Iterator[Iterator[Any]]:
+    """``function`` of each of ``items``, in this order, ``count`` at once. With more than one they
+    are in processes of their own. Those that have not begun are dropped at the end."""
+    if count == 1:
+        yield map(function, items)
+        return
+    with processes(count) as executor:
+        try:
+            yield executor.map(function, items)
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _interrupt_once(*_) -> NoReturn:
