@@ -49,6 +49,8 @@ class Background(wiring.Component):
         What the tables know of the drives.
     decisions
         What becomes of drives.
+    tries_spare
+        With `Config.metadata`, a level: ``tries`` of `hdl.background.supervisor.Supervisor`.
     arrays
         The states of all arrays.
     slots
@@ -133,6 +135,7 @@ class Background(wiring.Component):
                 "deadline": Out(TIME_BITS, init=(1 << TIME_BITS) - 1),
                 "busy": Out(1),
             }
+            | ({"tries_spare": Out(1)} if config.metadata else {})
         )
         self._states = ArrayStates(config=config)
         self._supervisor = Supervisor(config=config)
@@ -232,6 +235,11 @@ class Background(wiring.Component):
             decisions.given_up.eq(supervisor.given_up),
             self.arrays.doubts.eq(supervisor.doubts),
         ]
+        if self._config.metadata:
+            m.d.comb += [
+                supervisor.present.eq(self.present),
+                self.tries_spare.eq(supervisor.tries),
+            ]
 
     def _connect_jobs(self, m: Module) -> None:
         """What jobs are ordered, and what they know of their arrays."""

@@ -87,6 +87,10 @@ class Supervisor(wiring.Component):
         One bit per port. A drive is there, has not failed and belongs to no array.
     spares
         One bit per port. It is a hot spare, and no new array may have it.
+    present, tries
+        With `Config.metadata`: one bit per port, a drive is there; a level, a spare is about to
+        become a member, and counts as none until that is refused. If the drive of a spare goes, it
+        is none any more: its superblock says so when it comes back.
     rescan
         A pulse. The arrays must be judged again, because a spare may be of use now.
     rate
@@ -126,6 +130,7 @@ class Supervisor(wiring.Component):
                 "rate": Out(RATE_BITS, init=DEFAULT_RATE),
                 "busy": Out(1),
             }
+            | ({"present": In(MAX_DRIVES), "tries": Out(1)} if config.metadata else {})
         )
         # How a member's own drive is taken back: brought up to date where there are marks, else
         # rebuilt as any other.
@@ -183,6 +188,9 @@ class Supervisor(wiring.Component):
         self._find_torn_arrays(m)
         self._find_members(m)
         self._find_spares(m)
+        if self._config.metadata:
+            m.d.sync += self.spares.eq(self.spares & self.present)
+            m.d.comb += self.tries.eq(self._by_spare)
         with m.FSM(name="supervise") as fsm:
             self._clear(m)
             self._rest(m)

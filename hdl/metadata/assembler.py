@@ -200,6 +200,7 @@ class Assembler(wiring.Component):
                 found.freshest.eq(first),
                 found.drives.eq(0),
                 found.left_out.eq(0),
+                found.spares.eq(0),
                 found.members.eq(0),
                 found.rebuilding.eq(0),
                 self._least.eq(~0),
@@ -396,6 +397,9 @@ class Assembler(wiring.Component):
         bit = self._bit(role)
         taken = ((found.members | found.rebuilding) & bit).any()
         places = self._places
+        beyond = self._numbered & (self._number >= self._disks)
+        with m.If(beyond & (own == SPARE)):
+            m.d.sync += found.spares.bit_select(port, 1).eq(1)
         with m.If(turn):
             with m.If(self._is_role(own) & ~self._rebuilds):
                 m.d.sync += self._claimed.eq(self._claimed | self._bit(own))

@@ -19,6 +19,7 @@ from hdl.metadata.bitmap_reader import BitmapReads
 from hdl.metadata.found_set import Hindrance
 from hdl.metadata.host_changes import Import, Imports
 from hdl.metadata.records import listed, record, record_read
+from hdl.metadata.spare_keeper import global_set, known_spare
 from hdl.metadata.superblock import WORD_BITS, Feature, Word, kept_address, kept_read
 from hdl.metadata.superblock_words import SET_NAME
 from hdl.metadata.superblocks import ListReads
@@ -71,6 +72,9 @@ class BringUp(wiring.Component):
     have. Drives that were being rebuilt are rebuilt from their first row on. Rows of an array that
     is dirty are made consistent before that.
 
+    Drives that say that they are spares of an array are its spares once it is there, and again when
+    they come back. Those of this card's own set of global ones are spares of all arrays.
+
     Its volumes are those of the newest list that any of its members holds. They get the numbers
     that they had, or the lowest free ones. An entry that does not fit the array is passed over. If
     there is no number left for a volume, the array is not ``listed``. If no list could be found
@@ -122,6 +126,8 @@ class BringUp(wiring.Component):
         One bit per volume, a pulse. It has been brought up.
     listed
         An array has all volumes that its drives list.
+    spare
+        A drive has become a spare that says so.
     brought_up
         What the superblocks of the array say that is being brought up.
     placed_read
@@ -154,6 +160,7 @@ class BringUp(wiring.Component):
                 "exists": In(config.volumes),
                 "appeared": Out(config.volumes),
                 "listed": Out(Pulse(listed(config))),
+                "spare": Out(Pulse(known_spare(config))),
                 "brought_up": Out(record()),
                 "placed_read": In(placed_read(config)),
                 "ready": Out(1),
@@ -189,6 +196,13 @@ class BringUp(wiring.Component):
         self._numbered = Signal(MOST_VOLUMES)  # by their numbers: those that have been asked for
         self._makes_volume = Signal()  # such a change is asked for
         self._missed = Signal()  # there may be a list that nobody could read
+        # Its spares that have not been looked at, and the one at hand; they are for all arrays; the
+        # set is of use for nothing else; a spare is asked for.
+        self._spares = Signal(config.ports)
+        self._spare = Signal(config.port_bits)
+        self._is_global = Signal()
+        self._only_spares = Signal()
+        self._adds_spare = Signal()
         # md has written superblocks since the card has; it has a bitmap where the card has its own.
         self._by_md = Signal()
         self._has_bitmap = Signal(2)
@@ -209,6 +223,10 @@ class BringUp(wiring.Component):
             self.lists.look.payload.eq(assembler.member_read.data),
             self.listed.payload.array.eq(self._array),
             self.listed.payload.anew.eq(~self._missed),
+            self._is_global.eq(self.brought_up.set_uuid == global_set(self.identity)),
+            self.spare.payload.port.eq(self._spare),
+            self.spare.payload.array.eq(self._array),
+            self.spare.payload.dedicated.eq(~self._is_global),
             self.bitmaps.set_uuid.eq(self.brought_up.set_uuid),
             self.bitmaps.events.eq(self.brought_up.events),
             self.bitmaps.shape.spans.eq(1),
@@ -229,6 +247,7 @@ class BringUp(wiring.Component):
             self._create(m)
             self._create_volumes(m)
             self._rebuild(m)
+            self._add_spares(m)
             self._answer(m)
             request, response = self.changes.request, self.changes.response
             lists = self.lists
@@ -287,6 +306,8 @@ class BringUp(wiring.Component):
             asked.complete.eq(~found.rebuilding.any()),
             asked.kind.eq(WalkKind.REBUILD),
         ]
+        with m.If(self._adds_spare):
+            m.d.comb += [asked.port.eq(self._spare), asked.dedicated.eq(~self._is_global)]
         entry = self.lists.entries.payload
         emulation = Mux(entry.facts.coarse, Emulation.FORCE, Emulation.NONE)
         with m.If(self._makes_volume):
@@ -353,6 +374,8 @@ class BringUp(wiring.Component):
                 self._entry.eq(0),
                 self._role.eq(0),
                 self._named.eq(0),
+                self._spares.eq(self._found.spares),
+                self._only_spares.eq(0),
             ]
             port = self._import.port
             at_port = self._found.drives.bit_select(port[: self._config.port_bits], 1)
@@ -380,6 +403,9 @@ class BringUp(wiring.Component):
                 with m.Default():
                     self._tell(m, ManageStatus.DRIVE_UNAVAILABLE)
             with m.If(self._wanted & forced):
+                m.next = "ASK_WORD"
+            with m.Elif((self._found.hindrance != Hindrance.NOTHING) & self._spares.any()):
+                m.d.sync += self._only_spares.eq(1)
                 m.next = "ASK_WORD"
 
         with m.State("PASS"):
@@ -440,7 +466,12 @@ class BringUp(wiring.Component):
             m.next = "ASK_ARRAY"
             with m.If(self.kept.bit_select(entry, 1) & same):
                 self._tell(m, ManageStatus.IN_USE)
+                m.d.sync += self._array.eq(entry)
+                m.next = "NEXT_SPARE"
+            with m.Elif((entry == self._config.arrays - 1) & (self._only_spares | self._is_global)):
                 m.next = "PASS"
+                with m.If(self._is_global):
+                    m.next = "NEXT_SPARE"
             with m.Elif(entry == self._config.arrays - 1):
                 m.d.comb += [self.lists.begin.eq(1), self.bitmaps.begin.eq(1)]
                 m.next = "ASK_ROLE"
@@ -609,7 +640,7 @@ class BringUp(wiring.Component):
 
         with m.State("LISTED"):
             m.d.comb += self.listed.valid.eq(self._complete)
-            m.next = "PASS"
+            m.next = "NEXT_SPARE"
             with m.If(self._found.rebuilding.any()):
                 m.next = "REBUILD"
 
@@ -622,4 +653,40 @@ class BringUp(wiring.Component):
         with m.State("REBUILDING"):
             m.d.comb += self.changes.response.ready.eq(1)
             with m.If(self.changes.response.valid):
+                m.next = "NEXT_SPARE"
+
+    def _add_spares(self, m: Module) -> None:
+        """The states NEXT_SPARE to DROPPED: drives that say that they are spares become that."""
+        response, spare = self.changes.response, self._spare
+        away = self._away.bit_select(spare, 1)
+        done = response.payload.status == ManageStatus.DONE
+        with m.State("NEXT_SPARE"):
+            first = lowest_bit(m, self._spares, "first_spare")
+            m.d.sync += [spare.eq(first), self._spares.bit_select(first, 1).eq(0)]
+            m.next = "ADD_SPARE"
+            with m.If(~self._spares.any()):
                 m.next = "PASS"
+            with m.Elif(self._away.bit_select(first, 1)):
+                m.next = "NEXT_SPARE"
+
+        with m.State("ADD_SPARE"):
+            m.d.comb += self._adds_spare.eq(1)
+            self._ask(m, ManageOpcode.ADD_SPARE, "ADDED_SPARE")
+
+        # The drive may be another one by now, which does not say so.
+        with m.State("ADDED_SPARE"):
+            m.d.comb += response.ready.eq(1)
+            with m.If(response.valid):
+                m.d.comb += self.spare.valid.eq(done & ~away)
+                m.next = "NEXT_SPARE"
+                with m.If(done & away):
+                    m.next = "DROP_SPARE"
+
+        with m.State("DROP_SPARE"):
+            m.d.comb += self._adds_spare.eq(1)
+            self._ask(m, ManageOpcode.REMOVE_SPARE, "DROPPED")
+
+        with m.State("DROPPED"):
+            m.d.comb += response.ready.eq(1)
+            with m.If(response.valid):
+                m.next = "NEXT_SPARE"

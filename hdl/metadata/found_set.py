@@ -41,6 +41,8 @@ def found_set(config: Config) -> data.StructLayout:
         A bit a port. Those with the identity of the array.
     left_out
         Those of them that have no role: too old, given up, or one too many.
+    spares
+        Those of them that say that they are spares.
     width
         How many roles the array has. Modulo 64 if it is UNSUPPORTED or DIFFERENT.
     members, rebuilding
@@ -57,6 +59,7 @@ def found_set(config: Config) -> data.StructLayout:
             "freshest": config.port_bits,
             "drives": config.ports,
             "left_out": config.ports,
+            "spares": config.ports,
             "width": WIDTH_BITS,
             "members": MAX_DRIVES,
             "rebuilding": MAX_DRIVES,

@@ -170,6 +170,9 @@ class Keeper(wiring.Component):
         One bit per array. Rows of it that are not marked may be out of sync as well.
     raw
         One bit per array. It is new, and ``whole`` does not say so yet.
+    yields, pauses
+        It has nothing to do; it does nothing, and passes no change on, from the cycle of ``yields``
+        on.
     withholds
         Nothing may be acknowledged to the host.
     forsaken
@@ -205,7 +208,7 @@ class Keeper(wiring.Component):
                 "wiped": Out(stream.Signature(1)),
                 "opens": Out(MAX_DRIVES),
                 "fail": Out(stream.Signature(config.port_bits)),
-                "record_read": In(record_read(config)).array(2),
+                "record_read": In(record_read(config)).array(3),
                 "kept": Out(config.arrays),
                 "claimed": Out(config.ports),
                 "listed": In(Pulse(listed(config))),
@@ -219,13 +222,15 @@ class Keeper(wiring.Component):
                 "fresh": In(config.arrays),
                 "under_way": In(config.arrays),
                 "writing": In(MAX_DRIVES),
+                "yields": Out(1),
+                "pauses": In(1),
                 "withholds": Out(1),
                 "forsaken": Out(Pulse(config.array_bits)),
                 "rests": Out(1),
                 "busy": Out(1),
             }
         )
-        self._records = Table(record(), config.arrays, reads=3)
+        self._records = Table(record(), config.arrays, reads=4)
         self._homes = Table(home(config), MAX_DRIVES)
         self._owners = Table(config.array_bits, config.volumes)  # the array of each volume
         self._shape = MdShape(config=config)
@@ -332,7 +337,7 @@ class Keeper(wiring.Component):
                 self._refresh(m)
         self._hear_listed(m)
         waits = (
-            (keep.ongoing("REST") & ~self._has_work)
+            (keep.ongoing("REST") & (~self._has_work | self.pauses))
             | (keep.ongoing("SEND") & ~self.edit.ready)
             | (keep.ongoing("LISTEN") & ~self.done.valid)
             | (keep.ongoing("REFUSED") & ~self.settled)
@@ -340,14 +345,19 @@ class Keeper(wiring.Component):
             | (keep.ongoing("FAIL") & ~self.fail.ready)
             | (keep.ongoing("WIPED") & ~self.wiped.ready)
         ) & (
-            (change.ongoing("PASS") & ~self.changes.request.valid)
+            (change.ongoing("PASS") & (~self.changes.request.valid | self.pauses))
             | (self.table_changes.request.valid & ~self.table_changes.request.ready)
             | (change.ongoing("AWAIT") & ~self.table_changes.response.valid)
             | (change.ongoing("HOLD") & ~self.rests)
             | (change.ongoing("NOTE") & self._is_overtaken)
             | (change.ongoing("ANSWER") & ~self.changes.response.ready)
         )
-        m.d.comb += self.busy.eq(~waits | self.listed.valid)
+        rests = keep.ongoing("REST") & change.ongoing("PASS") & (self.clean == self._was_clean)
+        has_work = self._has_work | self.wipe.valid | self.changes.request.valid
+        m.d.comb += [
+            self.yields.eq(rests & ~has_work & ~self.listed.valid),
+            self.busy.eq(~waits | self.listed.valid),
+        ]
         return m
 
     def _connect_tables(self, m: Module) -> None:
@@ -450,7 +460,7 @@ class Keeper(wiring.Component):
         done = response.payload.status == ManageStatus.DONE
         of_volume = Cat(request.payload.opcode == opcode for opcode in OF_VOLUMES).any()
         weighs = Cat(request.payload.opcode == opcode for opcode in WEIGHED).any()
-        passes = ~weighs | self._weighed
+        passes = (~weighs | self._weighed) & ~self.pauses
         with m.State("PASS"):
             m.d.comb += [
                 asked.payload.eq(request.payload),
@@ -468,7 +478,7 @@ class Keeper(wiring.Component):
             with m.If(asked.valid & asked.ready):
                 m.d.sync += self._weighed.eq(0)
                 m.next = "AWAIT"
-            with m.Elif(request.valid & ~passes):
+            with m.Elif(request.valid & ~passes & ~self.pauses):
                 m.next = "WEIGH"
 
         with m.State("WEIGH"):
@@ -591,7 +601,9 @@ class Keeper(wiring.Component):
                 port.eq(lowest_bit(m, Mux(lost.any(), lost, leavers), "first_port")),
                 self._array.eq(lowest_bit(m, due, "first_array")),
             ]
-            with m.If(self.settled & lost.any()):
+            with m.If(self.pauses):
+                m.next = "REST"
+            with m.Elif(self.settled & lost.any()):
                 m.next = "FIND"
             with m.Elif(self.settled & leavers.any()):
                 m.next = "LEAVE"

@@ -22,6 +22,7 @@ from hdl.metadata.change_turns import ChangeTurns
 from hdl.metadata.clean_shutdown import CleanShutdown
 from hdl.metadata.host_changes import HostChanges
 from hdl.metadata.keeper import Keeper
+from hdl.metadata.spare_keeper import SpareKeeper
 from hdl.metadata.stored_marks import StoredMarks
 from hdl.metadata.superblock import Finding
 from hdl.metadata.superblocks import Superblocks
@@ -76,6 +77,8 @@ class Metadata(wiring.Component):
         With ``flushed`` of ``flush``: every drive that has not failed has stored what it had.
     parting
         One bit per port. It has left its array, in which rows of before may still use it.
+    spares, tries_spare
+        One bit per port, and a level: those of `hdl.background.supervisor.Supervisor`.
     wanted
         The host wants the controller to work.
     ready
@@ -130,6 +133,8 @@ class Metadata(wiring.Component):
                 "flush": Out(FlushRequest()),
                 "stored": In(1),
                 "parting": In(MAX_DRIVES),
+                "spares": In(MAX_DRIVES),
+                "tries_spare": In(1),
                 "wanted": In(1),
                 "ready": Out(1),
                 "withholds": Out(1),
@@ -160,6 +165,7 @@ class Metadata(wiring.Component):
         self._host_changes = HostChanges(config=config)
         self._turns = ChangeTurns(config=config)
         self._keeper = Keeper(config=config)
+        self._spares = SpareKeeper(config=config)
         self._clean = CleanShutdown()
         if config.durable_marks:
             self._stored_marks = StoredMarks(config=config)
@@ -174,10 +180,12 @@ class Metadata(wiring.Component):
         m.submodules.host_changes = self._host_changes
         m.submodules.turns = self._turns
         m.submodules.keeper = self._keeper
+        m.submodules.spares = self._spares
         m.submodules.clean = self._clean
         self._connect_drives(m)
         self._connect_bring_up(m)
         self._connect_keeper(m)
+        self._connect_spares(m)
         self._connect_shutdown(m)
         parts = (
             self._superblocks,
@@ -185,6 +193,7 @@ class Metadata(wiring.Component):
             self._host_changes,
             self._turns,
             self._keeper,
+            self._spares,
             self._clean,
         )
         if self._config.durable_marks:
@@ -217,7 +226,8 @@ class Metadata(wiring.Component):
         keeper = self._keeper
         host = self._host_changes
         connect(m, flipped(self.host_changes), host.host)
-        connect(m, host.changes, turns.users[0])
+        connect(m, host.changes, self._spares.changes)
+        connect(m, self._spares.passed, turns.users[0])
         connect(m, host.imports, bring_up.imports)
         connect(m, bring_up.changes, turns.users[1])
         connect(m, turns.changes, flipped(self.changes))
@@ -234,7 +244,7 @@ class Metadata(wiring.Component):
             bring_up.identity.eq(self.card.identity),
             bring_up.present.eq(self.present),
             bring_up.known.eq(superblocks.known),
-            bring_up.valid.eq(valid & ~keeper.claimed),
+            bring_up.valid.eq(valid & ~(keeper.claimed | self._spares.claimed)),
             self.foreign.eq(self.present & superblocks.known & bring_up.valid & ~self.drives.used),
             bring_up.kept.eq(keeper.kept),
             bring_up.rests.eq(keeper.rests),
@@ -249,10 +259,7 @@ class Metadata(wiring.Component):
         keeper, superblocks = self._keeper, self._superblocks
         connect(m, flipped(self.made_changes), keeper.changes)
         connect(m, keeper.table_changes, flipped(self.table_changes))
-        connect(m, keeper.geometry_read, flipped(self.geometry_read[0]))
         connect(m, keeper.member_read, flipped(self.member_read[0]))
-        connect(m, keeper.edit, superblocks.edit)
-        connect(m, superblocks.done, keeper.done)
         connect(m, self._bring_up.listed, keeper.listed)
         if not self._config.durable_marks:
             connect(m, keeper.fail, flipped(self.fail))
@@ -262,7 +269,6 @@ class Metadata(wiring.Component):
         connect(m, flipped(self.drives), keeper.drives)
         connect(m, flipped(self.card), keeper.card)
         m.d.comb += [
-            superblocks.facts.eq(keeper.facts),
             keeper.brought_up.eq(self._bring_up.brought_up),
             keeper.newest.eq(self._bring_up.lists.generation),
             superblocks.generation.eq(keeper.generation),
@@ -275,6 +281,40 @@ class Metadata(wiring.Component):
             self.opens.eq(keeper.opens),
             self.withholds.eq(keeper.withholds),
         ]
+
+    def _connect_spares(self, m: Module) -> None:
+        """Superblocks of spares. One of the two keepers writes at a time."""
+        keeper, superblocks, spares = self._keeper, self._superblocks, self._spares
+        connect(m, self._bring_up.spare, spares.found)
+        connect(m, flipped(self.drives), spares.drives)
+        connect(m, spares.record_read, keeper.record_read[2])
+        for blocks, inner in zip(self.capacity, spares.capacity, strict=True):
+            m.d.comb += inner.eq(blocks)
+        m.d.comb += [
+            spares.identity.eq(self.card.identity),
+            spares.spares.eq(self.spares),
+            spares.tries.eq(self.tries_spare),
+            spares.wiped.valid.eq(self.wipe.valid & self.wipe.ready),
+            spares.wiped.payload.eq(self.wipe.payload),
+            spares.kept.eq(keeper.kept),
+            spares.holds.eq(self._bring_up.holds),
+            spares.yields.eq(keeper.yields),
+            keeper.pauses.eq(spares.pauses),
+            keeper.geometry_read.data.eq(self.geometry_read[0].data),
+            spares.geometry_read.data.eq(self.geometry_read[0].data),
+        ]
+        for user, has in ((keeper, ~spares.pauses), (spares, spares.pauses)):
+            with m.If(has):
+                m.d.comb += [
+                    self.geometry_read[0].address.eq(user.geometry_read.address),
+                    superblocks.facts.eq(user.facts),
+                    superblocks.edit.payload.eq(user.edit.payload),
+                    superblocks.edit.valid.eq(user.edit.valid),
+                    user.edit.ready.eq(superblocks.edit.ready),
+                    user.done.valid.eq(superblocks.done.valid),
+                    superblocks.done.ready.eq(user.done.ready),
+                ]
+            m.d.comb += user.done.payload.eq(superblocks.done.payload)
 
     def _connect_marks(self, m: Module) -> tuple:
         """The write-intent bitmap on the drives. Returns its parts.

@@ -114,8 +114,9 @@ class NvmeFrontEnd(wiring.Component):
         Bit a volume, a pulse: it was brought up.
     facts_read
         The facts of volumes, to be stored.
-    drive_foreign
-        Bit a drive port: its drive says that it belongs to an array, which is not there.
+    drive_foreign, drive_spare
+        Bit a drive port: its drive says that it belongs to an array, which is not there; it is a
+        hot spare.
     card
         What the names of card and namespaces are made of (`hdl.nvme.admin.names.Names`).
     lines
@@ -159,6 +160,7 @@ class NvmeFrontEnd(wiring.Component):
                 "appeared": In(config.volumes),
                 "facts_read": In(volume_facts_read(config)),
                 "drive_foreign": In(config.ports),
+                "drive_spare": In(config.ports),
                 "card": In(Card()),
                 "temperature": In(16),
                 "lines": Out(LineAccess(config)),
@@ -563,6 +565,7 @@ class NvmeFrontEnd(wiring.Component):
             admin.sources.news.eq(self.arrays.news),
             admin.appeared.eq(self.appeared),
             pages.drive_foreign.eq(self.drive_foreign),
+            pages.drive_spare.eq(self.drive_spare),
         ]
 
     def _connect_names(self, m: Module) -> None:

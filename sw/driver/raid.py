@@ -109,7 +109,8 @@ class Drive:
     """A drive port as the card reports it. ``array`` is None for a drive of no array.
 
     ``rebuilding``: the drive is being rebuilt. ``emulated``: it emulates its 512-byte sectors.
-    ``foreign``: it says that it belongs to an array, which is not there.
+    ``foreign``: it says that it belongs to an array, which is not there. ``spare``: it is a hot
+    spare (a card without `Config.metadata` does not say so).
     """
 
     port: int
@@ -120,6 +121,7 @@ class Drive:
     rebuilding: bool = False
     emulated: bool = False
     foreign: bool = False
+    spare: bool = False
 
 
 async def create_array(
@@ -309,6 +311,6 @@ async def drives(nvme: Nvme) -> list[Drive]:
         # An entry beyond the last port is all zeros, so its port number is not its index.
         if port == len(found):
             used = array if flags & 4 else None
-            present, failed, *others = (bool(flags >> bit & 1) for bit in (0, 1, 3, 4, 5))
+            present, failed, *others = (bool(flags >> bit & 1) for bit in (0, 1, 3, 4, 5, 6))
             found.append(Drive(port, present, failed, used, blocks, *others))
     return found

@@ -94,6 +94,8 @@ def drive_facts(config: Config) -> data.StructLayout:
         The drive emulates sectors of 512 bytes; 0 without `Config.sector_emulation`.
     foreign
         It says that it belongs to an array, which is not there; 0 without `Config.metadata`.
+    spare
+        It is a hot spare; 0 without `Config.metadata`.
     """
     return data.StructLayout(
         {
@@ -102,6 +104,7 @@ def drive_facts(config: Config) -> data.StructLayout:
             "state": drive_state(),
             "emulated": 1,
             "foreign": 1,
+            "spare": 1,
         }
     )
 

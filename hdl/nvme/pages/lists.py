@@ -96,6 +96,7 @@ def drives(config: Config, facts: PureInterface) -> Page:
             bits("being rebuilt", 0, 3, 1, drive.state.stale),
             bits("emulates sectors of 512 bytes", 0, 4, 1, drive.emulated),
             bits("belongs to an array that is not there", 0, 5, 1, drive.foreign),
+            bits("is a hot spare", 0, 6, 1, drive.spare),
             field("array", 1, 1, drive.use.array),
             field("port", 4, 4, facts.number),
             field("capacity in blocks", 8, 8, drive.capacity),

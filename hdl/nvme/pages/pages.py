@@ -97,9 +97,9 @@ class PageGenerator(wiring.Component):
         Of the volumes (`hdl.nvme.commands.formats`); all 0 without `Config.sector_emulation`.
     drive_emulated
         A bit per drive port: it emulates 512-byte sectors; 0 without `Config.sector_emulation`.
-    drive_foreign
-        A bit per drive port: it says that it belongs to an array, which is not there; 0 without
-        `Config.metadata`.
+    drive_foreign, drive_spare
+        A bit per drive port: it says that it belongs to an array, which is not there; it is a hot
+        spare. 0 without `Config.metadata`.
     busy
         Something is done without waiting for another block.
 
@@ -128,6 +128,7 @@ class PageGenerator(wiring.Component):
                 "formats": In(formats(config)),
                 "drive_emulated": In(config.ports),
                 "drive_foreign": In(config.ports),
+                "drive_spare": In(config.ports),
                 "busy": Out(1),
             }
         )
@@ -353,6 +354,7 @@ class PageGenerator(wiring.Component):
             drive.state.eq(self._state_of(m, number)),
             drive.emulated.eq(self.drive_emulated.bit_select(number, 1)),
             drive.foreign.eq(self.drive_foreign.bit_select(number, 1)),
+            drive.spare.eq(self.drive_spare.bit_select(number, 1)),
         ]
 
     def _state_of(self, m: Module, port: Value) -> data.View:
