@@ -50,8 +50,9 @@ CONFIG = Config(
 DRIVE = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND, volatile_cache=True)
 IDENTITY = 0x5354_5249_4154_4101
 
-IN_USE = 0x1C2
-"""Status of a change that is refused: the member has not failed, or the array is there."""
+IN_USE, DRIVE_UNAVAILABLE = 0x1C2, 0x1C0
+"""Status of a change that is refused: the member has not failed, or the array is there; the drive
+is not there, or is used."""
 
 ENABLED = 0x0046_0001
 SHUT_DOWN = 1 << 14
@@ -102,6 +103,8 @@ FEW = {
     "cut at start": 0.15,
     "restart": 0.2,
     "spare": 0.4,
+    "other spare": 0.25,
+    "no spare": 0.3,
     "move": 0.2,
     "replace": 0.4,
     "shutdown": 0.3,
@@ -191,6 +194,12 @@ class Lives:
         self.images: list[dict[int, bytes]] = [{} for _ in range(CONFIG.ports)]
         self.arrays: list[Known] = []
         self.seen: Counter = Counter()
+        # Spares that the host knows of, each with the array that it is for, or None for all of
+        # them; drives that may have been spares since it was looked; those that the host knows to
+        # be none.
+        self._spares: dict[int, Known | None] = {}
+        self._perhaps: set[int] = set()
+        self._ordinary: set[int] = set()
         self._numbers = 0
         self._names: set[bytes] = set()  # every NGUID that there has been
         self._until = 0.0  # power is there
@@ -223,10 +232,11 @@ class Lives:
 
     def branches(self, count: int) -> Iterator[int]:
         """Goes back so often to the drives, and to what the host knows, as they are now."""
-        images, arrays = self.images, self.arrays
+        images = self.images
+        known = (self.arrays, self._spares, self._perhaps, self._ordinary)
         for number in range(count):
             self.images = [dict(image) for image in images]
-            self.arrays = deepcopy(arrays)
+            self.arrays, self._spares, self._perhaps, self._ordinary = deepcopy(known)
             yield number
 
     def page(self, port: int) -> bytes:
@@ -281,6 +291,7 @@ class Lives:
                 card.transport.spawn(self._flush(card, array))
             if self.random.random() < FEW["divide"]:
                 card.transport.spawn(self._turn_over(card, array))
+        card.transport.spawn(self._change_spares(card))
 
     # What must be there
 
@@ -299,8 +310,10 @@ class Lives:
             self.seen["arrays brought up"] += 1
             self.seen["arrays brought up degraded"] += bool(one.missing)
             gone = {n for n, member in enumerate(one.members) if member.failed or member.stale}
-            # A loss that was not written down before power went has cost nothing.
-            assert array.missed <= gone <= array.lost, f"{array} is {one}"
+            # A loss that was not written down before power went has cost nothing. A spare may have
+            # stepped in, also since power came.
+            healed = array.lost if self._perhaps & array.others else set()
+            assert array.missed - healed <= gone <= array.lost, f"{array} is {one}"
             array.healing = {role for role, member in enumerate(one.members) if member.stale}
             array.lost, array.missed = set(gone), gone - array.healing
             for role, member in enumerate(one.members):
@@ -311,8 +324,41 @@ class Lives:
             await self._look_at_volumes(card, array)
             if not array.namespace:
                 await self._divide(card, array, one.blocks)
-            await self._settle(card, array)
         assert not found, f"nobody has made {found}"
+        await self._look_at_spares(card)
+        for array in self.arrays:
+            await self._settle(card, array)
+
+    async def _look_at_spares(self, card: SimulatedCard) -> None:
+        """Spares are spares, unless they have become members or their array is not there. Drives
+        that are none any more are none."""
+        drives = await raid.drives(card.nvme)
+        for port, array in self._spares.items():
+            one = drives[port]
+            if array is None or array in self.arrays:
+                assert one.spare or one.array is not None, f"{one} is no spare"
+                self.seen["spares that were there"] += one.spare
+        for port in self._ordinary:
+            assert not drives[port].spare, f"{drives[port]} is a spare"
+            self.seen["spares that were gone"] += 1
+        self._ordinary.clear()
+        for one in drives:
+            if not one.spare:
+                self._spares.pop(one.port, None)
+            elif one.port not in self._spares:
+                # The host did not know that. It is one for all arrays, to be on the safe side.
+                self._spares[one.port] = None
+                self.seen["spares that were there, and not told"] += 1
+        self._perhaps.clear()
+        for port in self._spares:
+            self._may_help(port)
+
+    def _may_help(self, port: int) -> None:
+        """The spare may take the place of any member that was lost."""
+        self._perhaps.add(port)
+        for array in self.arrays:
+            array.others.add(port)
+            array.healing |= array.lost
 
     async def _look_at_volumes(self, card: SimulatedCard, array: Known) -> None:
         """The volumes of an array are those that it had, with their numbers, formats and names."""
@@ -473,6 +519,7 @@ class Lives:
     def _free(self) -> list[int]:
         """Ports whose drives no array has or gets."""
         used = {port for array in self.arrays for port in (*array.ports, *array.others)}
+        used |= self._spares.keys()
         return [port for port in range(CONFIG.ports) if port not in used]
 
     async def _state(self, card: SimulatedCard, array: Known) -> raid.Array:
@@ -556,10 +603,8 @@ class Lives:
             role = choose.choice(roles)
             free = self._free()
             if free and choose.random() < FEW["spare"]:
-                array.others.add(spare := choose.choice(free))
                 array.healing.add(role)
-                await background.add_spare(nvme, spare, array.number)
-                self.seen["spares"] += 1
+                await self._add_spare(card, choose.choice(free), array)
             array.lost.add(role)
             if choose.random() < FEW["restart"]:
                 array.healing.add(role)
@@ -575,11 +620,17 @@ class Lives:
             try:
                 await self._replace(card, array, role)
             except NvmeError as error:
-                # A job is under way, or a drive that restarted has been taken back.
-                if error.status not in (JOB_RUNNING, IN_USE):
+                # A job is under way, or a drive that restarted has been taken back, or a spare.
+                if error.status == DRIVE_UNAVAILABLE:
+                    one = await self._state(card, array)
+                    assert not one.members[role].failed, one
+                elif error.status not in (JOB_RUNNING, IN_USE):
                     raise
         elif what > 1 - FEW["delete"]:
             array.deleted = True
+            own = [port for port, home in self._spares.items() if home is array]
+            for port in own:
+                del self._spares[port]
             with suppress(NvmeError):
                 await background.stop_job(nvme, array.number)
             while array.coming or array.going:
@@ -593,7 +644,32 @@ class Lives:
                 except NvmeError:
                     await card.transport.sleep(POLL_NS)
             array.erased = True
+            self._ordinary |= {*own} - {one for each in self.arrays for one in each.ports}
             self.seen["arrays deleted"] += 1
+
+    async def _add_spare(self, card: SimulatedCard, port: int, array: Known | None) -> None:
+        """A free drive is a spare from now on, which the host knows once that has been stored."""
+        self._ordinary.discard(port)
+        self._may_help(port)
+        await background.add_spare(card.nvme, port, array.number if array else None)
+        self._spares[port] = array
+        self.seen["spares"] += 1
+
+    async def _change_spares(self, card: SimulatedCard) -> None:
+        """Perhaps a drive becomes a spare of all arrays, or is none any more."""
+        choose = self.random
+        await card.transport.sleep(choose.uniform(0, LIFE_NS / 2))
+        free = self._free()
+        if free and choose.random() < FEW["other spare"]:
+            await self._add_spare(card, choose.choice(free), None)
+        await card.transport.sleep(choose.uniform(0, LIFE_NS / 2))
+        if self._spares and choose.random() < FEW["no spare"]:
+            port = choose.choice(sorted(self._spares))
+            del self._spares[port]
+            with suppress(NvmeError):  # it has become a member, or its array has gone
+                await background.remove_spare(card.nvme, port)
+                self._ordinary.add(port)
+                self.seen["spares removed"] += 1
 
     async def _move(self, card: SimulatedCard, array: Known, role: int) -> None:
         """A member moves to a free drive. Power may go meanwhile, or a drive."""

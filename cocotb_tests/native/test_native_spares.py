@@ -1,9 +1,12 @@
 """Hot spares that live on their drives (`Config.metadata`)."""
 
 import os
+from pathlib import Path
 
 import pytest
 
+from cocotb_tests.array.md_arrays import needs_linux
+from cocotb_tests.metadata.mdadm import write_drive
 from cocotb_tests.native.native_lives import job_ends, made
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, SECTORS_PER_BLOCK
@@ -12,6 +15,7 @@ from hdl.flow.geometry import Level
 from hdl.metadata.superblock import SPARE
 from powercut.lives import CONFIG, DRIVE, IDENTITY, LIFE_NS, POLL_NS, Known, Lives
 from sim.golden.superblock import Superblock
+from sim.md.machine import Assembly, assembled, drive, run
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError
@@ -324,3 +328,40 @@ def test_an_import_brings_spares():
     for life in (imports, again):
         with lives.power(identity=OTHER) as card:
             card.run(life(card))
+
+
+@pytest.mark.slow
+@needs_linux
+def test_linux_takes_the_spare(tmp_path: Path):
+    """To Linux a dedicated spare is one of its own arrays' spares. A global one is no array."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await both(card, lives)
+        await lives.shut_down(card)
+
+    with lives.power() as card:
+        card.run(begin(card))
+    ports = (0, 1, 2, DEDICATED, GLOBAL)
+    given = [f"spares.{port}.img" for port in ports]
+    for name, port in zip(given, ports, strict=True):
+        areas = {SECTORS_PER_BLOCK * block: data for block, data in lives.images[port].items()}
+        write_drive(tmp_path / name, SECTORS_PER_BLOCK * DRIVE.capacity, areas)
+    drives = [drive(number) for number in range(len(ports))]
+    job = Assembly(
+        name="spares",
+        given=given,
+        attempts=[
+            ["--examine", drives[3]],
+            ["--assemble", "/dev/md1", drives[4]],
+            ["--assemble", "/dev/md0", *drives[:4]],
+            ["--wait", "/dev/md0"],
+            ["--detail", "/dev/md0"],
+        ],
+        bytes=BLOCK_BYTES * DRIVE.capacity,
+    )
+    run(tmp_path, [job])
+    after = assembled(tmp_path, job)
+    print(after.said)
+    assert after.state in ("clean", "active"), after
+    assert "Spare Devices : 1" in after.said

@@ -189,7 +189,10 @@ class Supervisor(wiring.Component):
         self._find_members(m)
         self._find_spares(m)
         if self._config.metadata:
-            m.d.sync += self.spares.eq(self.spares & self.present)
+            m.d.sync += [
+                self.spares.eq(self.spares & self.present),
+                self._chosen.eq(self._chosen & self.present),
+            ]
             m.d.comb += self.tries.eq(self._by_spare)
         with m.FSM(name="supervise") as fsm:
             self._clear(m)

@@ -181,6 +181,7 @@ class SpareKeeper(wiring.Component):
             self._load(m)
             self._write(m)
             m.d.comb += self.pauses.eq(begins | ~write.ongoing("REST"))
+        self._hear_wiped(m)
         self._hear_found(m)
         waits = (
             (write.ongoing("REST") & ~begins)
@@ -241,14 +242,22 @@ class SpareKeeper(wiring.Component):
             self._todo.eq(self._makes | self._erases),
             self.claimed.eq(spares | self._says | self._refused),
         ]
-        stays = drives.present & ~drives.used
+        stays = self._stays
         m.d.sync += [
             self._says.eq(self._says & stays),
-            self._sure.eq(self._sure & stays),
+            self._sure.eq(self._sure & stays & (spares | self.tries.replicate(MAX_DRIVES))),
             self._refused.eq(self._refused & stays),
             self._exempt.eq(self._exempt & stays & spares),
             self._away.eq(self._away | ~drives.present.bit_select(self._port, 1)),
         ]
+
+    @property
+    def _stays(self) -> Value:
+        """The drive of each port is the one that it was, and no member."""
+        return self.drives.present & ~self.drives.used
+
+    def _hear_wiped(self, m: Module) -> None:
+        """A drive is about to become a member. It may not be taken in the end."""
         with m.If(self.wiped.valid):
             m.d.sync += self._sure.bit_select(self.wiped.payload, 1).eq(0)
 
@@ -310,7 +319,7 @@ class SpareKeeper(wiring.Component):
             has = (self._sure | self._exempt).bit_select(bit, 1) | used
             removes = self._opcode == ManageOpcode.REMOVE_SPARE
             fails = (adds & ~has) | (removes & self._says.bit_select(bit, 1))
-            with m.If(~self._todo.any() & ~self.tries):
+            with m.If(self._is_written):
                 m.next = "ANSWER"
                 with m.If(fails):
                     m.d.sync += response.payload.status.eq(ManageStatus.DRIVE_UNAVAILABLE)
@@ -320,13 +329,21 @@ class SpareKeeper(wiring.Component):
             with m.If(response.ready):
                 m.next = "PASS"
 
+    @property
+    def _is_written(self) -> Value:
+        """Each drive says what is so, or has refused that."""
+        return ~self._todo.any() & ~self.tries
+
+    @property
+    def _is_open(self) -> Value:
+        """What is a spare is about to change, or is not known yet."""
+        return self.holds | self.tries | self._notes
+
     def _rest(self, m: Module) -> Value:
         """The state REST: until a drive does not say what is so. Returns whether one does not, and
         can be written."""
         begins = Signal()
-        m.d.comb += begins.eq(
-            self._todo.any() & self.yields & ~(self.holds | self.tries | self._notes)
-        )
+        m.d.comb += begins.eq(self._todo.any() & self.yields & ~self._is_open)
         with m.State("REST"):
             m.d.sync += [self._port.eq(lowest_bit(m, self._todo, "first")), self._away.eq(0)]
             with m.If(begins):
@@ -369,7 +386,7 @@ class SpareKeeper(wiring.Component):
                 m.next = "REST"
             with m.Else():
                 # From now on the drive may say so, whatever the answer is.
-                m.d.sync += says.eq(1)
+                m.d.sync += [says.eq(1), sure.eq(0)]
 
         with m.State("SEND"):
             m.d.comb += self.edit.valid.eq(1)

@@ -1,0 +1,488 @@
+"""`hdl.metadata.spare_keeper.SpareKeeper`: drives say that they are hot spares while they are."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from os import environ
+
+import cocotb
+import pytest
+from amaranth.hdl import Const, Module, Value
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.busy import BusyWatch
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import (
+    StreamSink,
+    StreamSource,
+    TableServer,
+    cycles_pass,
+    pack,
+    sample,
+    start,
+    unpack,
+)
+from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
+from hdl.flow.geometry import Level, geometry
+from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request, manage_response
+from hdl.flow.operation import DriveStatus
+from hdl.metadata.records import record
+from hdl.metadata.spare_keeper import GLOBAL, SpareKeeper, known_spare
+from hdl.metadata.superblock_facts import SuperblockFacts
+from hdl.metadata.superblock_writer import Edit
+from hdl.metadata.superblocks import member_edit
+
+CONFIG = Config(ports=5, arrays=4, metadata=True)
+PORTS, ARRAYS = range(CONFIG.ports), range(CONFIG.arrays)
+IDENTITY = 0x1122_3344_5566_7788
+ROWS, SHORT_ROWS = 64, 1 << 20
+CAPACITY = DATA_OFFSET_BLOCKS + ROWS
+NESTED, LONG = 2, 3
+"""Arrays that a superblock cannot express, and that are longer than the drives."""
+
+CHANGES = 250
+SETTLE = 4
+"""Cycles in which the block hears of what has just happened."""
+
+MOST_CYCLES = 4_000
+"""For an answer."""
+
+REQUEST, RESPONSE = manage_request(CONFIG), manage_response(CONFIG)
+
+
+@dataclass(eq=False)
+class Drive:
+    """A drive. ``page`` is what its superblock says: the set that it is a spare of, or None.
+    ``asked``: the host has made it a spare at some time, or it was one already. ``made``: that page
+    says so, and the block knows."""
+
+    page: int | None = None
+    asked: bool = False
+    made: bool = False
+
+
+@dataclass
+class Port:
+    """A port, and what the tables and the supervisor know of it. ``home`` is the array that its
+    spare is for. ``was`` is what it has been since the block began to write. ``calm`` counts cycles
+    since something happened to it."""
+
+    drive: Drive = field(default_factory=Drive)
+    present: bool = True
+    used: bool = False
+    spare: bool = False
+    home: int | None = None
+    refuses: bool = False
+    failed: bool = False
+    was: set[bool] = field(default_factory=set)
+    calm: int = 0
+
+
+class Bench:
+    """The card around the block, and the host."""
+
+    def __init__(self, dut, active: float):
+        self.random = random.Random(environ["SEED"])
+        self.dut = dut
+        self.seen: Counter = Counter()
+        self.ports = [Port() for _ in PORTS]
+        self.sets = [self.random.getrandbits(128) for _ in ARRAYS]
+        self.host = StreamSource(dut, "changes__request", active=active)
+        self.answers = StreamSink(dut, "changes__response", layout=RESPONSE, active=active)
+        self.made = StreamSource(dut, "passed__response", layout=RESPONSE, active=active)
+        self.asked = StreamSink(dut, "passed__request", active=active, callback=self._begin)
+        self.edits = StreamSink(
+            dut, "edit", layout=member_edit(CONFIG), active=active, callback=self._edit,
+            ignores={"array": "no list is written", "superblock.page": "only those of ERASE"},
+        )
+        self.done = StreamSource(dut, "done", active=active)
+        TableServer(dut, "geometry_read", self._geometry)
+        TableServer(dut, "record_read", self._record)
+        self.watch = BusyWatch(
+            dut,
+            ["changes__request", "passed__response", "done"],
+            ["changes__response", "passed__request", "edit"],
+            others=lambda: (sample(dut.spares), sample(dut.yields), sample(dut.holds),
+                            sample(dut.tries), sample(dut.drives__present),
+                            sample(dut.drives__used), sample(dut.found__valid)),
+        )
+        self.quiet = False  # nothing happens by itself any more
+        self._change = None  # the host's change that is being made
+        self._asked = 0  # it, as it was asked for
+        self._told = None  # how it ended, and what else was told
+        self._cycles = 0
+        self._edits = False
+        self._pauses = False
+        dut.identity.value = IDENTITY
+        dut.kept.value = (1 << CONFIG.arrays) - 1
+        for port in PORTS:
+            getattr(dut, f"capacity__{port}").value = CAPACITY
+        cocotb.start_soon(self._watch())
+
+    # What the block reads and writes
+
+    def _geometry(self, array: int) -> int:
+        spans = 2 if array == NESTED else 1
+        rows = SHORT_ROWS if array == LONG else ROWS - array
+        return pack(geometry(CONFIG), valid=1, level=Level.RAID5, width=3 + array, spans=spans,
+                    parities=1, copies=1, strip_shift=4, rows=rows)  # fmt: skip
+
+    def _record(self, array: int) -> int:
+        return pack(record(), set_uuid=self.sets[array], events=99)
+
+    def _set(self, home: int | None) -> int:
+        """The set that a spare must say it belongs to."""
+        return IDENTITY | GLOBAL << 64 if home is None else self.sets[home]
+
+    def _edit(self, edit) -> None:
+        """The block writes."""
+        assert not self._edits and sample(self.dut.pauses), "nobody lets it write"
+        assert not edit.lists
+        block = edit.superblock
+        port = self.ports[block.port]
+        makes = block.edit == Edit.MAKE
+        assert makes or block.edit == Edit.ERASE
+        assert makes in port.was, f"{port} is not to be written"
+        assert port.drive.asked, f"{port} holds what nobody knows"
+        assert not port.used, f"{port} belongs to an array"
+        facts = unpack(SuperblockFacts, sample(self.dut.facts))
+        if makes:
+            home = next((n for n in ARRAYS if self.sets[n] == facts.set_uuid), None)
+            assert facts.set_uuid == self._set(home)
+            assert facts.events == 0 and block.role >= facts.width
+            assert block.role - facts.width == block.port
+            if home is not None:
+                shape = unpack(geometry(CONFIG), self._geometry(home))
+                assert (facts.level, facts.width, facts.rows) == (5, shape.width, shape.rows)
+                assert home not in (NESTED, LONG), "it is forgotten anyway"
+            self.seen["made"] += 1
+        self.seen["erased"] += not makes
+        self._edits = True
+        cocotb.start_soon(self._write(port, facts.set_uuid if makes else None))
+        if not self.quiet and self.random.random() < 0.1:
+            cocotb.start_soon(self._exchange(port))
+
+    async def _write(self, port: Port, page: int | None) -> None:
+        """The drive stores a page, or does not."""
+        drive, gone = port.drive, False
+        for _ in range(self.random.choice((0, 1, 5, 60))):
+            await RisingEdge(self.dut.clk)
+            gone = gone or not port.present or port.drive is not drive
+        status = DriveStatus.GOOD
+        if gone:
+            status = DriveStatus.GONE
+            self.seen["gone"] += 1
+        elif port.refuses:
+            status = DriveStatus.MEDIUM_ERROR
+            port.failed = True
+            self.seen["refused"] += 1
+        else:
+            drive.page, drive.made, port.failed = page, page is not None, False
+        self.done.send(status.value)
+        self._edits = False
+
+    # What the host asks for, and the supervisor does
+
+    def _begin(self, change: int) -> None:
+        assert self._change is None and change == self._asked, "nobody has asked for that"
+        self._change = unpack(REQUEST, change)
+
+    async def _make(self) -> None:
+        """Makes a change."""
+        change, ports = self._change, self.ports
+        await cycles_pass(self.dut.clk, self.random.choice((0, 0, 2, 30)))
+        status, port = ManageStatus.DONE, ports[change.port % CONFIG.ports]
+        if change.opcode == ManageOpcode.ADD_SPARE:
+            if port.used or port.spare or not port.present:
+                status = ManageStatus.DRIVE_UNAVAILABLE
+            else:
+                port.spare, port.drive.asked = True, True
+                port.home = change.array if change.dedicated else None
+        elif change.opcode == ManageOpcode.REMOVE_SPARE:
+            if not port.spare:
+                status = ManageStatus.NO_ENTRY
+            port.spare = False
+        elif change.opcode == ManageOpcode.DELETE_ARRAY:
+            for one in ports:
+                if one.spare and one.home == change.array:
+                    one.spare = False
+        await cycles_pass(self.dut.clk, self.random.choice((0, 1, 3)))
+        index = self.random.getrandbits(8)
+        self.made.send(status=status, index=index)
+        self._change, self._told = None, (status, index)
+
+    async def _joins(self, port: Port) -> None:
+        """A spare steps in, or is not taken. Its drive gets zeros before."""
+        dut, drive = self.dut, port.drive
+        port.spare, self._tries = False, True
+        await self._table_change()
+        if port.present and self.random.random() < 0.7:
+            dut.wiped__payload.value = self.ports.index(port)
+            dut.wiped__valid.value = 1
+            port.drive.page, port.drive.made = None, False
+            await RisingEdge(dut.clk)
+            dut.wiped__valid.value = 0
+        await cycles_pass(dut.clk, self.random.randrange(4))
+        if port.present and self.random.random() < 0.6:
+            port.used = True
+            self.seen["stepped in"] += 1
+        elif port.present and port.drive is drive and port.calm > SETTLE:
+            port.spare = True
+            self.seen["not taken"] += 1
+        await cycles_pass(dut.clk, 2)
+        self._tries = self._changes = False
+
+    async def _leaves(self, port: Port) -> None:
+        """A member leaves its array. Its drive has zeros then, and may become a spare."""
+        await self._table_change()
+        port.used, port.drive.page, port.drive.made = False, None, False
+        if port.present and self.random.random() < 0.5:
+            port.spare, port.home, port.drive.asked = True, None, True
+            self.seen["left as a spare"] += 1
+        await cycles_pass(self.dut.clk, 2)
+        self._changes = False
+
+    async def _table_change(self) -> None:
+        """The tables begin a change, which waits while the block writes."""
+        self._changes = True
+        while True:
+            await RisingEdge(self.dut.clk)
+            if not sample(self.dut.pauses) and not sample(self.dut.yields):
+                return
+
+    async def _exchange(self, port: Port) -> None:
+        """The drive goes. It comes back, or another one does, which may say anything."""
+        if port.used or not port.present:
+            return
+        port.present, port.calm = False, 0
+        await cycles_pass(self.dut.clk, 2)
+        port.spare = False
+        await cycles_pass(self.dut.clk, self.random.choice((0, 3, 40)))
+        if self.random.random() < 0.5:
+            page = self.random.choice((None, self._set(None), self.sets[0], 1234))
+            port.drive = Drive(page=page)
+            self.seen["other drives"] += 1
+        port.refuses = port.failed = port.drive.made = False
+        port.present, port.calm = True, 0
+
+    async def _look(self) -> None:
+        """Drives that have come are looked at. Those that say that they are spares become that."""
+        dut = self.dut
+        if self._change is not None:
+            await self._make()
+        for number, port in enumerate(self.ports):
+            await cycles_pass(dut.clk, 2)
+            claimed = sample(dut.claimed) >> number & 1
+            home = {self._set(home): home for home in (None, *ARRAYS)}.get(port.drive.page, -1)
+            calm = port.calm > SETTLE and port.present and not (port.used or port.spare)
+            if claimed or home == -1 or not calm:
+                continue
+            port.spare, port.home, port.drive.asked = True, home, True
+            await cycles_pass(dut.clk, 2)
+            if port.spare and port.calm > SETTLE:
+                dedicated = home is not None
+                dut.found__payload.value = pack(
+                    known_spare(CONFIG), port=number, dedicated=dedicated, array=home or 0
+                )
+                dut.found__valid.value = 1
+                self.seen["found"] += 1
+                port.drive.made = True
+                await RisingEdge(dut.clk)
+                dut.found__valid.value = 0
+
+    async def happen(self) -> None:
+        """Things happen by themselves, one after the other."""
+        choose = self.random
+        self._tries = self._changes = self._holds = False
+        while True:
+            await RisingEdge(self.dut.clk)
+            if self._change is not None and not self._changes:
+                await self._make()
+            elif self.quiet:
+                continue
+            elif (what := choose.random()) < 0.01:
+                port = choose.choice(self.ports)
+                if port.spare and port.present:
+                    await self._joins(port)
+                elif port.used:
+                    await self._leaves(port)
+            elif what < 0.014:
+                self._holds = True
+                await cycles_pass(self.dut.clk, 2)
+                await self._look()
+                self._holds = False
+            elif what < 0.018:
+                choose.choice(self.ports).refuses ^= True
+
+    async def exchange(self) -> None:
+        """Drives go and come, whatever else happens."""
+        while not self.quiet:
+            await cycles_pass(self.dut.clk, self.random.randrange(600))
+            await self._exchange(self.random.choice(self.ports))
+
+    async def _watch(self) -> None:
+        """Shows the block what is so, and looks at when it begins to write."""
+        dut, shown = self.dut, {}
+        self._tries = self._changes = self._holds = False
+
+        def show(name: str, value: int) -> None:
+            if shown.get(name) != value:
+                shown[name] = value
+                getattr(dut, name).value = value
+
+        for name in ("wiped__valid", "wiped__payload", "found__valid", "found__payload"):
+            show(name, 0)
+        while True:
+            show("spares", sum(port.spare << n for n, port in enumerate(self.ports)))
+            show("drives__used", sum(port.used << n for n, port in enumerate(self.ports)))
+            show("drives__present", sum(port.present << n for n, port in enumerate(self.ports)))
+            show("tries", int(self._tries))
+            show("holds", int(self._holds))
+            show("yields", int(not self._changes and (self.quiet or self.random.random() < 0.7)))
+            self.asked.paused = self._holds or self._changes
+            await RisingEdge(dut.clk)
+            self._cycles += 1
+            pauses = bool(sample(dut.pauses))
+            if pauses and not self._pauses:
+                assert shown["yields"] and not shown["holds"] and not shown["tries"], shown
+            for port in self.ports:
+                port.calm += 1
+                if not pauses:
+                    port.was.clear()
+                port.was.add(port.spare)
+            self._pauses = pauses
+
+    async def ask(self) -> None:
+        """The host asks for a change, and is answered once that is so."""
+        choose = self.random
+        opcode = choose.choices(
+            (ManageOpcode.ADD_SPARE, ManageOpcode.REMOVE_SPARE, ManageOpcode.DELETE_ARRAY,
+             ManageOpcode.CREATE_VOLUME),
+            (5, 3, 1, 1),
+        )[0]  # fmt: skip
+        number, array = choose.choice(PORTS), choose.choice(ARRAYS)
+        self._asked = pack(
+            REQUEST, opcode=opcode, port=number, array=array, dedicated=choose.random() < 0.5,
+            volume=choose.randrange(CONFIG.volumes), drives=choose.getrandbits(32),
+        )  # fmt: skip
+        self.host.send(self._asked)
+        before = self._cycles
+        answer = await self.answers.receive(cycles=MOST_CYCLES)
+        port = self.ports[number]
+        done = answer.status == ManageStatus.DONE
+        self.seen[f"{opcode.name} {answer.status.name}"] += 1
+        status, index = self._told
+        assert answer.index == index
+        if port.calm <= self._cycles - before + SETTLE or self._changes:
+            return
+        if answer.status != status:
+            assert port.failed and answer.status == ManageStatus.DRIVE_UNAVAILABLE, port
+        if opcode == ManageOpcode.ADD_SPARE and done and not port.used and port.spare:
+            forgotten = port.home in (NESTED, LONG)
+            assert forgotten or port.drive.page == self._set(port.home), port
+        if opcode == ManageOpcode.REMOVE_SPARE and done and not port.spare:
+            assert not port.drive.made, port
+
+    async def check_rest(self) -> None:
+        """Once nothing happens any more each drive says what it is, unless it has refused that."""
+        self.quiet = True
+        await cycles_pass(self.dut.clk, 1_000)
+        for port in self.ports:
+            port.refuses = False
+            if port.failed or not port.present or port.used:
+                continue
+            if port.spare and port.home not in (NESTED, LONG):
+                assert port.drive.page == self._set(port.home), port
+                self.seen["spares in the end"] += 1
+            elif not port.spare and port.drive.asked:
+                assert not port.drive.made, port
+        assert not sample(self.dut.pauses) and not sample(self.dut.busy)
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+@cocotb.parametrize(active=[1.0, 0.5])
+async def drives_say_what_they_are(dut, active):
+    bench = Bench(dut, active)
+    await start(dut)
+    cocotb.start_soon(bench.happen())
+    cocotb.start_soon(bench.exchange())
+    for _ in range(CHANGES):
+        await bench.ask()
+        await cycles_pass(dut.clk, bench.random.randrange(80))
+    await bench.check_rest()
+    bench.watch.check()
+    print(dict(bench.seen))
+    wanted = ("made", "erased", "gone", "refused", "stepped in", "not taken", "left as a spare",
+              "other drives", "found", "ADD_SPARE DRIVE_UNAVAILABLE",
+              "REMOVE_SPARE DONE")  # fmt: skip
+    assert not [what for what in wanted if not bench.seen[what]], bench.seen
+
+
+def test_spare_keeper():
+    simulate(SpareKeeper(config=CONFIG), name="spare_keeper", module=__name__)
+
+
+class AnswersAtOnce(SpareKeeper):
+    """Planted bug: an answer does not wait for the drive."""
+
+    @property
+    def _is_written(self) -> Value:
+        return Const(1)
+
+
+class ForgetsNothing(SpareKeeper):
+    """Planted bug: a drive is taken for the one that was there before."""
+
+    @property
+    def _stays(self) -> Value:
+        return Const((1 << MAX_DRIVES) - 1, MAX_DRIVES)
+
+
+class Disturbs(SpareKeeper):
+    """Planted bug: a spare that is about to become a member is taken for none."""
+
+    @property
+    def _is_open(self) -> Value:
+        return self.holds | self._notes
+
+
+class NeverErases(SpareKeeper):
+    """Planted bug: a drive that is no spare any more says that it is one."""
+
+    def _watch(self, m: Module) -> None:
+        super()._watch(m)
+        m.d.comb += self._erases.eq(0)
+
+
+class TrustsWiped(SpareKeeper):
+    """Planted bug: a drive that has got zeros, and was not taken, is taken to say what it said."""
+
+    def _hear_wiped(self, m: Module) -> None:
+        pass
+
+
+class ForgetsHome(SpareKeeper):
+    """Planted bug: all spares are for one array."""
+
+    def _connect(self, m: Module) -> None:
+        super()._connect(m)
+        m.d.comb += self._homes.write.data.array.eq(0)
+
+
+class IsFresh(SpareKeeper):
+    """Planted bug: what a spare says counts as much as what members say."""
+
+    def _connect(self, m: Module) -> None:
+        super()._connect(m)
+        m.d.comb += self.facts.events.eq(self._record.events)
+
+
+BUGS = (AnswersAtOnce, ForgetsNothing, Disturbs, NeverErases, TrustsWiped, ForgetsHome, IsFresh)
+
+
+@pytest.mark.parametrize(
+    "bug", [BUGS[0], *(pytest.param(bug, marks=pytest.mark.slow) for bug in BUGS[1:])]
+)
+def test_planted_bugs_are_found(bug):
+    with pytest.raises(SimulationError, match="drives_say_what_they_are"):
+        simulate(bug(config=CONFIG), name=f"spare_keeper_{bug.__name__}", module=__name__)
