@@ -47,6 +47,9 @@ SETTLE = 4
 MOST_CYCLES = 4_000
 """For an answer."""
 
+LONGEST = 600
+"""Cycles after which a drive says what it is."""
+
 REQUEST, RESPONSE = manage_request(CONFIG), manage_response(CONFIG)
 
 
@@ -65,7 +68,7 @@ class Drive:
 class Port:
     """A port, and what the tables and the supervisor know of it. ``home`` is the array that its
     spare is for. ``was`` is what it has been since the block began to write. ``calm`` counts cycles
-    since something happened to it."""
+    since something happened to it, ``wrong`` those in which its drive has not said what is so."""
 
     drive: Drive = field(default_factory=Drive)
     present: bool = True
@@ -76,6 +79,13 @@ class Port:
     failed: bool = False
     was: set[bool] = field(default_factory=set)
     calm: int = 0
+    wrong: int = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """It is a spare, and its drive has to say so."""
+        kept = self.spare and self.present and not (self.used or self.failed)
+        return kept and self.home not in (NESTED, LONG)
 
 
 class Bench:
@@ -215,6 +225,7 @@ class Bench:
         """A spare steps in, or is not taken. Its drive gets zeros before."""
         dut, drive = self.dut, port.drive
         port.spare, self._tries = False, True
+        await cycles_pass(dut.clk, self.random.randrange(5))
         await self._table_change()
         if port.present and self.random.random() < 0.7:
             dut.wiped__payload.value = self.ports.index(port)
@@ -350,6 +361,9 @@ class Bench:
                 if not pauses:
                     port.was.clear()
                 port.was.add(port.spare)
+                is_wrong = port.is_kept and port.drive.page != self._set(port.home)
+                port.wrong = port.wrong + 1 if is_wrong else 0
+                assert port.wrong < LONGEST, f"{port} is not written"
             self._pauses = pauses
 
     async def ask(self) -> None:
@@ -389,12 +403,10 @@ class Bench:
         await cycles_pass(self.dut.clk, 1_000)
         for port in self.ports:
             port.refuses = False
-            if port.failed or not port.present or port.used:
-                continue
-            if port.spare and port.home not in (NESTED, LONG):
+            if port.is_kept:
                 assert port.drive.page == self._set(port.home), port
                 self.seen["spares in the end"] += 1
-            elif not port.spare and port.drive.asked:
+            elif not (port.spare or port.failed or port.used) and port.present:
                 assert not port.drive.made, port
         assert not sample(self.dut.pauses) and not sample(self.dut.busy)
 
@@ -466,7 +478,7 @@ class ForgetsHome(SpareKeeper):
 
     def _connect(self, m: Module) -> None:
         super()._connect(m)
-        m.d.comb += self._homes.write.data.array.eq(0)
+        m.d.comb += self._homes.write.data.eq(0)
 
 
 class IsFresh(SpareKeeper):

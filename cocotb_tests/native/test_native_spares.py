@@ -301,6 +301,8 @@ def test_the_old_drive_of_a_migration():
 
     with lives.power() as card:
         card.run(begin(card))
+    anywhere, member = (superblock(lives.page(port)) for port in (2, 3))
+    assert anywhere.role == SPARE and anywhere.set_uuid != member.set_uuid
     with lives.power() as card:
         card.run(again(card))
 

@@ -141,11 +141,12 @@ class SpareKeeper(wiring.Component):
                 "busy": Out(1),
             }
         )
-        self._homes = Table(spare_home(config), MAX_DRIVES)
+        self._homes = Table(config.array_bits, MAX_DRIVES)
         self._shape = MdShape(config=config)
 
-        # A bit a port. Its superblock may say that its drive is a spare. It does. It does not have
-        # to. The drive has refused what was to be written.
+        # A bit a port. Its spare is for one array. Its superblock may say that it is a spare.
+        # It does. It does not have to. The drive has refused what was to be written.
+        self._dedicated = Signal(MAX_DRIVES)
         self._says = Signal(MAX_DRIVES)
         self._sure = Signal(MAX_DRIVES)
         self._exempt = Signal(MAX_DRIVES)
@@ -203,8 +204,7 @@ class SpareKeeper(wiring.Component):
         m.d.comb += [
             homes.reads[0].address.eq(port),
             homes.write.address.eq(self._changed.port),
-            homes.write.data.dedicated.eq(self._changed.dedicated),
-            homes.write.data.array.eq(self._changed.array),
+            homes.write.data.eq(self._changed.array),
             self.geometry_read.address.eq(home.array),
             self.record_read.address.eq(home.array),
             self._shape.geometry.eq(shape),
@@ -242,10 +242,12 @@ class SpareKeeper(wiring.Component):
             self._todo.eq(self._makes | self._erases),
             self.claimed.eq(spares | self._says | self._refused),
         ]
-        stays = self._stays
+        stays, is_spare = self._stays, spares | self.tries.replicate(MAX_DRIVES)
         m.d.sync += [
+            # The old drive of a migration becomes one for all arrays, whatever it was before.
+            self._dedicated.eq(self._dedicated & is_spare),
             self._says.eq(self._says & stays),
-            self._sure.eq(self._sure & stays & (spares | self.tries.replicate(MAX_DRIVES))),
+            self._sure.eq(self._sure & stays & is_spare),
             self._refused.eq(self._refused & stays),
             self._exempt.eq(self._exempt & stays & spares),
             self._away.eq(self._away | ~drives.present.bit_select(self._port, 1)),
@@ -265,10 +267,9 @@ class SpareKeeper(wiring.Component):
         """A drive says that it is a spare, which it is from now on."""
         found = self.found.payload
         with m.If(self.found.valid):
-            m.d.comb += self._homes.store(
-                address=found.port, dedicated=found.dedicated, array=found.array
-            )
+            m.d.comb += self._homes.store(address=found.port, data=found.array)
             m.d.sync += [
+                self._dedicated.bit_select(found.port, 1).eq(found.dedicated),
                 self._says.bit_select(found.port, 1).eq(1),
                 self._sure.bit_select(found.port, 1).eq(1),
             ]
@@ -311,6 +312,7 @@ class SpareKeeper(wiring.Component):
                     m.d.sync += self._refused.bit_select(bit, 1).eq(0)
                 with m.If(self._opcode == ManageOpcode.ADD_SPARE):
                     m.d.comb += self._homes.store()
+                    m.d.sync += self._dedicated.bit_select(bit, 1).eq(changed.dedicated)
 
         with m.State("HOLD"):
             # A spare may have become a member by now.
@@ -356,7 +358,10 @@ class SpareKeeper(wiring.Component):
             m.next = "ASKED"
 
         with m.State("ASKED"):
-            m.d.sync += self._home.eq(self._homes.reads[0].data)
+            m.d.sync += [
+                self._home.dedicated.eq(self._dedicated.bit_select(self._port, 1)),
+                self._home.array.eq(self._homes.reads[0].data),
+            ]
             m.next = "LOAD"
 
         with m.State("LOAD"):
