@@ -18,7 +18,7 @@ from hdl.config import MAX_DRIVES, Config
 from hdl.flow.geometry import WIDTH_BITS, Level, Rotation
 from hdl.metadata.assembler import Assembler
 from hdl.metadata.found_set import Hindrance, found_set
-from hdl.metadata.superblock import KEPT_WORDS, Word
+from hdl.metadata.superblock import KEPT_WORDS, MOST_DEVICES, SPARE, Word
 from sim.golden.assembly import ALIKE, judge
 from sim.golden.superblock import CLEAN, Feature, Superblock
 
@@ -66,6 +66,7 @@ class Expected:
     freshest: int
     drives: int
     left_out: int
+    spares: int
     members: dict[int, int]
     rebuilding: dict[int, int]
     width: int
@@ -93,12 +94,34 @@ def expected(found: dict[int, Superblock]) -> Expected:
         freshest=freshest,
         drives=bits(found),
         left_out=bits(judgement.left_out),
+        spares=bits(port for port, each in found.items() if is_spare(each, one.raid_disks)),
         members=dict(judgement.members),
         rebuilding=dict(judgement.rebuilding),
         width=one.raid_disks % (1 << WIDTH_BITS),
         dirty=one.resync_offset != CLEAN,
         shape=shape,
     )
+
+
+def is_spare(drive: Superblock, disks: int) -> bool:
+    """Whether a drive says that it is a spare of an array with so many roles. The number of one
+    that was a member is below that."""
+    return drive.role == SPARE and disks <= drive.device_number < MOST_DEVICES
+
+
+def with_spares(found: dict[int, Superblock], generator: random.Random) -> dict[int, Superblock]:
+    """The same drives and some that say that they are spares, or that were members once."""
+    more = {}
+    for number in range(generator.randint(1, 2)):
+        one = generator.choice([*found.values()])
+        device = generator.choice((one.raid_disks, 40, 127, 128)) + number
+        events = generator.choice((0, one.events, one.events))
+        roles = one.roles
+        if generator.random() < 0.3:
+            device = generator.randrange(max(one.raid_disks, 1))
+            roles = (*roles[:device], SPARE, *roles[device + 1 :])
+        more[1000 + number] = replace(one, device_number=device, events=events, roles=roles)
+    return {**found, **more}
 
 
 def missing(found: dict[int, Superblock]) -> Hindrance:
@@ -187,6 +210,7 @@ class Bench:
             ignores=dict.fromkeys(("level", "strip_shift", "copies", "rotation", "rows"), nothing),
         )
         self.words: dict[int, int] = {}
+        self.spares = 0
         dut.start.value = 0
         dut.valid.value = 0
         dut.member_read__address.value = 0
@@ -207,6 +231,8 @@ class Bench:
                     role: replace(one, events=(one.events + far) % (1 << 64))
                     for role, one in found.items()
                 }
+            if found and self.random.random() < 0.3:
+                found = with_spares(found, self.random)
             if len(found) > len(free):
                 break
             there |= {free.pop(): one for one in found.values()}
@@ -257,7 +283,8 @@ class Bench:
             assert (got.width, bool(got.dirty)) == (wanted.width, wanted.dirty), what
             assert got.members == bits(wanted.members), what
             assert got.rebuilding == bits(wanted.rebuilding), what
-            assert got.left_out == wanted.left_out, what
+            assert (got.left_out, got.spares) == (wanted.left_out, wanted.spares), what
+            self.spares += got.spares != 0
             if wanted.shape is not None:
                 shape = Level(got.level), got.strip_shift, got.copies, got.rotation, got.rows
                 assert shape == wanted.shape, what
@@ -275,6 +302,7 @@ async def judges_as_md(dut):
     outcomes = Counter()
     for _ in range(int(os.environ["ROUNDS"])):
         outcomes.update(await bench.check())
+    assert bench.spares
     assert set(outcomes) == set(Hindrance), f"never: {set(Hindrance) - set(outcomes)}"
 
 
@@ -327,6 +355,14 @@ class StartsInDoubt(Assembler):
         super()._note(m, word, Mux(word < Word.EVENTS, data, Mux(word < Word.ROLES, ~0, data)))
 
 
+class TakesAnySpare(Assembler):
+    """A planted bug: a drive that was a member once is taken for a spare."""
+
+    @property
+    def _is_spare(self):
+        return self._own_role == SPARE
+
+
 class NeedsNoCopy(Assembler):
     """A planted bug: a RAID 10 does without both copies of a strip."""
 
@@ -356,6 +392,7 @@ def test_assembler():
                 LosesTheBorrow,
                 NeedsNoCopy,
                 StartsInDoubt,
+                TakesAnySpare,
                 TakesTheLastOfTwo,
                 WaitsForNobody,
             )

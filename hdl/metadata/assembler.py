@@ -397,8 +397,7 @@ class Assembler(wiring.Component):
         bit = self._bit(role)
         taken = ((found.members | found.rebuilding) & bit).any()
         places = self._places
-        beyond = self._numbered & (self._number >= self._disks)
-        with m.If(beyond & (own == SPARE)):
+        with m.If(self._is_spare):
             m.d.sync += found.spares.bit_select(port, 1).eq(1)
         with m.If(turn):
             with m.If(self._is_role(own) & ~self._rebuilds):
@@ -417,6 +416,12 @@ class Assembler(wiring.Component):
                     m.d.sync += found.members.eq(found.members | bit)
         with m.Elif(self._late & (events > 1)):
             m.d.sync += found.left_out.bit_select(port, 1).eq(1)
+
+    @property
+    def _is_spare(self) -> Value:
+        """The drive says that it is a spare. One that was a member has a number among the roles."""
+        beyond = self._numbered & (self._number >= self._disks)
+        return beyond & (self._own_role == SPARE)
 
     def _after_drive(self, m: Module) -> None:
         """The next drive, or the next turn, or the end of both."""
