@@ -639,6 +639,7 @@ class Core(wiring.Component):
             metadata.parting.eq(tables.parting),
             metadata.spares.eq(self._background.decisions.reserved),
             metadata.tries_spare.eq(self._background.tries_spare),
+            self._background.clean.eq(metadata.clean),
             metadata.volume_exists.eq(tables.volume_exists),
             metadata.wanted.eq(front_end.wanted),
             front_end.unready.eq(~metadata.ready),

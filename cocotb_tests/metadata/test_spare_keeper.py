@@ -77,6 +77,7 @@ class Port:
     home: int | None = None
     refuses: bool = False
     failed: bool = False
+    owned: bool = False
     was: set[bool] = field(default_factory=set)
     calm: int = 0
     wrong: int = 0
@@ -84,7 +85,7 @@ class Port:
     @property
     def is_kept(self) -> bool:
         """It is a spare, and its drive has to say so."""
-        kept = self.spare and self.present and not (self.used or self.failed)
+        kept = self.spare and self.present and not (self.used or self.failed or self.owned)
         return kept and self.home not in (NESTED, LONG)
 
 
@@ -114,7 +115,8 @@ class Bench:
             ["changes__response", "passed__request", "edit"],
             others=lambda: (sample(dut.spares), sample(dut.yields), sample(dut.holds),
                             sample(dut.tries), sample(dut.drives__present),
-                            sample(dut.drives__used), sample(dut.found__valid)),
+                            sample(dut.drives__used), sample(dut.found__valid),
+                            sample(dut.owned)),
         )
         self.quiet = False  # nothing happens by itself any more
         self._change = None  # the host's change that is being made
@@ -152,9 +154,10 @@ class Bench:
         port = self.ports[block.port]
         makes = block.edit == Edit.MAKE
         assert makes or block.edit == Edit.ERASE
-        assert makes in port.was, f"{port} is not to be written"
+        forgotten = port.spare and port.home in (NESTED, LONG)
+        assert makes in port.was or (forgotten and not makes), f"{port} is not to be written"
         assert port.drive.asked, f"{port} holds what nobody knows"
-        assert not port.used, f"{port} belongs to an array"
+        assert not (port.used or port.owned), f"{port} is the keeper's"
         facts = unpack(SuperblockFacts, sample(self.dut.facts))
         if makes:
             home = next((n for n in ARRAYS if self.sets[n] == facts.set_uuid), None)
@@ -246,12 +249,19 @@ class Bench:
     async def _leaves(self, port: Port) -> None:
         """A member leaves its array. Its drive has zeros then, and may become a spare."""
         await self._table_change()
-        port.used, port.drive.page, port.drive.made = False, None, False
+        port.used, port.owned = False, True
         if port.present and self.random.random() < 0.5:
             port.spare, port.home, port.drive.asked = True, None, True
             self.seen["left as a spare"] += 1
         await cycles_pass(self.dut.clk, 2)
         self._changes = False
+        cocotb.start_soon(self._gives_up(port))
+
+    async def _gives_up(self, port: Port) -> None:
+        """The keeper may keep what the drive of a former member says, for as long as it likes."""
+        await cycles_pass(self.dut.clk, self.random.choice((0, 10, 300)))
+        port.drive.page, port.drive.made = None, False
+        port.owned = False
 
     async def _table_change(self) -> None:
         """The tables begin a change, which waits while the block writes."""
@@ -286,7 +296,7 @@ class Bench:
             claimed = sample(dut.claimed) >> number & 1
             home = {self._set(home): home for home in (None, *ARRAYS)}.get(port.drive.page, -1)
             calm = port.calm > SETTLE and port.present and not (port.used or port.spare)
-            if claimed or home == -1 or not calm:
+            if claimed or home == -1 or not calm or port.owned:
                 continue
             port.spare, port.home, port.drive.asked = True, home, True
             await cycles_pass(dut.clk, 2)
@@ -347,6 +357,7 @@ class Bench:
             show("spares", sum(port.spare << n for n, port in enumerate(self.ports)))
             show("drives__used", sum(port.used << n for n, port in enumerate(self.ports)))
             show("drives__present", sum(port.present << n for n, port in enumerate(self.ports)))
+            show("owned", sum(port.owned << n for n, port in enumerate(self.ports)))
             show("tries", int(self._tries))
             show("holds", int(self._holds))
             show("yields", int(not self._changes and (self.quiet or self.random.random() < 0.7)))
@@ -381,7 +392,7 @@ class Bench:
             volume=choose.randrange(CONFIG.volumes), drives=choose.getrandbits(32),
         )  # fmt: skip
         self.host.send(self._asked)
-        before = self._cycles
+        before, had_owner = self._cycles, self.ports[number].owned
         answer = await self.answers.receive(cycles=MOST_CYCLES)
         port = self.ports[number]
         done = answer.status == ManageStatus.DONE
@@ -391,7 +402,8 @@ class Bench:
         if port.calm <= self._cycles - before + SETTLE or self._changes:
             return
         if answer.status != status:
-            assert port.failed and answer.status == ManageStatus.DRIVE_UNAVAILABLE, port
+            assert answer.status == ManageStatus.DRIVE_UNAVAILABLE
+            assert port.failed or port.owned or had_owner, port
         if opcode == ManageOpcode.ADD_SPARE and done and not port.used and port.spare:
             forgotten = port.home in (NESTED, LONG)
             assert forgotten or port.drive.page == self._set(port.home), port
@@ -407,7 +419,7 @@ class Bench:
             if port.is_kept:
                 assert port.drive.page == self._set(port.home), port
                 self.seen["spares in the end"] += 1
-            elif not (port.spare or port.failed or port.used) and port.present:
+            elif not (port.spare or port.failed or port.used or port.owned) and port.present:
                 assert not port.drive.made, port
         assert not sample(self.dut.pauses) and not sample(self.dut.busy)
 
@@ -459,6 +471,14 @@ class Disturbs(SpareKeeper):
         return self.holds | self._notes
 
 
+class WritesOverTheKeeper(SpareKeeper):
+    """Planted bug: a superblock is written that is the keeper's."""
+
+    @property
+    def _is_free(self) -> Value:
+        return self.drives.present & ~self.drives.used
+
+
 class NeverErases(SpareKeeper):
     """Planted bug: a drive that is no spare any more says that it is one."""
 
@@ -490,7 +510,16 @@ class IsFresh(SpareKeeper):
         m.d.comb += self.facts.events.eq(self._record.events)
 
 
-BUGS = (AnswersAtOnce, ForgetsNothing, Disturbs, NeverErases, TrustsWiped, ForgetsHome, IsFresh)
+BUGS = (
+    AnswersAtOnce,
+    ForgetsNothing,
+    Disturbs,
+    WritesOverTheKeeper,
+    NeverErases,
+    TrustsWiped,
+    ForgetsHome,
+    IsFresh,
+)
 
 
 @pytest.mark.parametrize(

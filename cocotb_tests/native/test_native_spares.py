@@ -307,6 +307,32 @@ def test_the_old_drive_of_a_migration():
         card.run(again(card))
 
 
+def test_spares_wait_for_a_host():
+    """Drives of a card that was shut down lose their power one after the other. No spare steps in,
+    neither then nor before a host enables the card."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await both(card, lives)
+        await lives.shut_down(card)
+        card.harness.remove(0)
+        await card.transport.sleep(LIFE_NS)
+
+    async def again(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        assert await spares(card) == [DEDICATED, GLOBAL]
+        await lives.look(card)
+        (array,) = lives.arrays
+        assert await lost(card, array, 0) == DEDICATED
+        await lives.check(card, array)
+
+    with lives.power() as card:
+        card.run(begin(card))
+    assert superblock(lives.page(DEDICATED)).role == SPARE
+    with lives.power() as card:
+        card.run(again(card))
+
+
 def test_an_import_brings_spares():
     """Those that are dedicated to the array. Global ones are the other card's."""
     lives = Lives(SEED)

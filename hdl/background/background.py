@@ -49,8 +49,9 @@ class Background(wiring.Component):
         What the tables know of the drives.
     decisions
         What becomes of drives.
-    tries_spare
-        With `Config.metadata`, a level: ``tries`` of `hdl.background.supervisor.Supervisor`.
+    clean, tries_spare
+        With `Config.metadata`, levels: ``clean`` and ``tries`` of
+        `hdl.background.supervisor.Supervisor`.
     arrays
         The states of all arrays.
     slots
@@ -135,7 +136,7 @@ class Background(wiring.Component):
                 "deadline": Out(TIME_BITS, init=(1 << TIME_BITS) - 1),
                 "busy": Out(1),
             }
-            | ({"tries_spare": Out(1)} if config.metadata else {})
+            | ({"clean": In(1), "tries_spare": Out(1)} if config.metadata else {})
         )
         self._states = ArrayStates(config=config)
         self._supervisor = Supervisor(config=config)
@@ -238,6 +239,7 @@ class Background(wiring.Component):
         if self._config.metadata:
             m.d.comb += [
                 supervisor.present.eq(self.present),
+                supervisor.clean.eq(self.clean),
                 self.tries_spare.eq(supervisor.tries),
             ]
 

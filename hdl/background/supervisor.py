@@ -87,10 +87,11 @@ class Supervisor(wiring.Component):
         One bit per port. A drive is there, has not failed and belongs to no array.
     spares
         One bit per port. It is a hot spare, and no new array may have it.
-    present, tries
-        With `Config.metadata`: one bit per port, a drive is there; a level, a spare is about to
-        become a member, and counts as none until that is refused. If the drive of a spare goes, it
-        is none any more: its superblock says so when it comes back.
+    present, clean, tries
+        With `Config.metadata`: one bit per port, a drive is there; no host uses the arrays, so no
+        spare steps in; a spare is about to become a member, and counts as none until that is
+        refused. If the drive of a spare goes, it is none any more: its superblock says so when it
+        comes back.
     rescan
         A pulse. The arrays must be judged again, because a spare may be of use now.
     rate
@@ -130,7 +131,11 @@ class Supervisor(wiring.Component):
                 "rate": Out(RATE_BITS, init=DEFAULT_RATE),
                 "busy": Out(1),
             }
-            | ({"present": In(MAX_DRIVES), "tries": Out(1)} if config.metadata else {})
+            | (
+                {"present": In(MAX_DRIVES), "clean": In(1), "tries": Out(1)}
+                if config.metadata
+                else {}
+            )
         )
         # How a member's own drive is taken back: brought up to date where there are marks, else
         # rebuilt as any other.
@@ -177,6 +182,9 @@ class Supervisor(wiring.Component):
         self._chosen = Signal(MAX_DRIVES)
         # Spares that may be tried: those of its array, or else those of all arrays.
         self._candidates = Signal(MAX_DRIVES)
+        # Drives that have not been away since the change at hand was taken up.
+        self._there = Signal(MAX_DRIVES)
+        self._was_clean = Signal()
         # Arrays that no spare fits; nothing has changed since the member was found.
         self._passed = Signal(config.arrays)
         self._as_judged = Signal()
@@ -188,12 +196,6 @@ class Supervisor(wiring.Component):
         self._find_torn_arrays(m)
         self._find_members(m)
         self._find_spares(m)
-        if self._config.metadata:
-            m.d.sync += [
-                self.spares.eq(self.spares & self.present),
-                self._chosen.eq(self._chosen & self.present),
-            ]
-            m.d.comb += self.tries.eq(self._by_spare)
         with m.FSM(name="supervise") as fsm:
             self._clear(m)
             self._rest(m)
@@ -215,6 +217,8 @@ class Supervisor(wiring.Component):
             m.d.sync += [self._passed.eq(0), self._as_judged.eq(0)]
         # After the states: what is new is not forgotten.
         self._note_torn_arrays(m)
+        if self._config.metadata:
+            self._forget_spares(m, fsm.ongoing("REST"))
         return m
 
     def _connect(self, m: Module) -> None:
@@ -250,8 +254,9 @@ class Supervisor(wiring.Component):
 
     @property
     def _dedicated(self) -> Value:
-        """Spares of the array whose entry has been read."""
-        return self._dedications.reads[0].data
+        """Spares of the array whose entry has been read. A drive that went may have left a bit."""
+        found = self._dedications.reads[0].data
+        return found & ~self._everywhere if self._config.metadata else found
 
     def _find_torn_arrays(self, m: Module) -> None:
         """Arrays that need a RESYNC, and the first of them, and the first one in doubt."""
@@ -284,18 +289,42 @@ class Supervisor(wiring.Component):
                 self._tried.eq(0),
             ]
 
+    @property
+    def _ready(self) -> Value:
+        """Spares that may step in."""
+        if not self._config.metadata:
+            return self.spares
+        return self.spares & ~self.clean.replicate(MAX_DRIVES)
+
     def _find_spares(self, m: Module) -> None:
         """The spares that may take the place of the failed member, and the first of them."""
         fit = Signal(MAX_DRIVES)
         by_dedication = Signal(MAX_DRIVES)
         m.d.comb += [
-            fit.eq(self.spares & self.usable & ~self._tried),
+            fit.eq(self._ready & self.usable & ~self._tried),
             by_dedication.eq(self._dedicated & fit),
             self._candidates.eq(
                 Mux(by_dedication.any(), by_dedication, self._everywhere & fit)
             ),
         ]
         self._candidate = lowest_bit(m, self._candidates, "candidate")
+
+    def _forget_spares(self, m: Module, rests: Value) -> None:
+        """A drive that goes is no spare. Spares wait until a host uses the arrays."""
+        m.d.comb += self.tries.eq(self._by_spare)
+        m.d.sync += [
+            self._there.eq((self._there | rests.replicate(MAX_DRIVES)) & self.present),
+            self._was_clean.eq(self.clean),
+        ]
+        for port in range(MAX_DRIVES):
+            with m.If(~self.present[port]):
+                m.d.sync += [self.spares[port].eq(0), self._chosen[port].eq(0)]
+        with m.If(self._was_clean & ~self.clean):
+            m.d.comb += self.rescan.eq(1)
+
+    def _same(self, ports: Value) -> Value:
+        """Those of ``ports`` that have the drives that they had as the change was taken up."""
+        return ports & self._there if self._config.metadata else ports
 
     def _note_torn_arrays(self, m: Module) -> None:
         """Notes arrays of which something may be lost, and those whose RESYNC has not ended."""
@@ -572,8 +601,9 @@ class Supervisor(wiring.Component):
             m.d.sync += swept.eq(swept + 1)
             m.next = "READ-SPARE"
             with m.If(swept == self._config.arrays - 1):
+                added = self._same(port_bit)
                 m.d.sync += [
-                    self.spares.eq(Mux(adds, self.spares | port_bit, self.spares & ~port_bit)),
+                    self.spares.eq(Mux(adds, self.spares | added, self.spares & ~port_bit)),
                     everywhere.eq(
                         Mux(
                             adds & ~request.dedicated,
@@ -707,7 +737,7 @@ class Supervisor(wiring.Component):
             with m.If(response.index[7] & (self.jobs.outcome == MigrationEnd.JOINED)):
                 m.d.comb += self.rescan.eq(1)
                 m.d.sync += [
-                    self.spares.eq(self.spares | leaver),
+                    self.spares.eq(self.spares | self._same(leaver)),
                     self._everywhere.eq(self._everywhere | leaver),
                 ]
 

@@ -156,6 +156,8 @@ class Keeper(wiring.Component):
     claimed
         One bit per port. Its superblock is not what it should be, or belongs to an array that is
         there. No array may be brought up from it.
+    owned
+        One bit per port. It is the keeper's: it has been written, or is to become zeros.
     listed
         The volumes of an array are there that its drives list.
     newest
@@ -211,6 +213,7 @@ class Keeper(wiring.Component):
                 "record_read": In(record_read(config)).array(3),
                 "kept": Out(config.arrays),
                 "claimed": Out(config.ports),
+                "owned": Out(MAX_DRIVES),
                 "listed": In(Pulse(listed(config))),
                 "newest": In(EVENT_BITS),
                 "generation": Out(EVENT_BITS),
@@ -421,6 +424,7 @@ class Keeper(wiring.Component):
                 | (self.wipe.valid & ~self._wipes_later)
             ),
             self.claimed.eq(claims | self._erases | self._refuses),
+            self.owned.eq(claims | self._erases),
         ]
         m.d.sync += [
             self._away.eq((self._away | drives.failed) & claims),

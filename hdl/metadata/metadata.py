@@ -77,8 +77,8 @@ class Metadata(wiring.Component):
         With ``flushed`` of ``flush``: every drive that has not failed has stored what it had.
     parting
         One bit per port. It has left its array, in which rows of before may still use it.
-    spares, tries_spare
-        One bit per port, and a level: those of `hdl.background.supervisor.Supervisor`.
+    spares, tries_spare, clean
+        One bit per port, and levels: those of `hdl.background.supervisor.Supervisor`.
     wanted
         The host wants the controller to work.
     ready
@@ -135,6 +135,7 @@ class Metadata(wiring.Component):
                 "parting": In(MAX_DRIVES),
                 "spares": In(MAX_DRIVES),
                 "tries_spare": In(1),
+                "clean": Out(1),
                 "wanted": In(1),
                 "ready": Out(1),
                 "withholds": Out(1),
@@ -297,6 +298,7 @@ class Metadata(wiring.Component):
             spares.wiped.valid.eq(self.wipe.valid & self.wipe.ready),
             spares.wiped.payload.eq(self.wipe.payload),
             spares.kept.eq(keeper.kept),
+            spares.owned.eq(keeper.owned),
             spares.holds.eq(self._bring_up.holds),
             spares.yields.eq(keeper.yields),
             keeper.pauses.eq(spares.pauses),
@@ -378,7 +380,8 @@ class Metadata(wiring.Component):
         m.d.comb += [
             clean.wanted.eq(self.wanted),
             clean.stored.eq(self.stored & ~self.arrays.doubts.any()),
-            clean.rests.eq(keeper.rests),
+            clean.rests.eq(keeper.rests & self._spares.rests),
+            self.clean.eq(clean.clean),
             keeper.clean.eq(clean.clean),
             self.ready.eq(self._bring_up.ready & ~clean.clean & keeper.rests),
         ]

@@ -98,6 +98,8 @@ class SpareKeeper(wiring.Component):
         refused.
     wiped
         The drive at this port gets zeros.
+    owned
+        One bit per port. Its superblock is the business of `hdl.metadata.keeper.Keeper`.
     kept, record_read
         Which arrays have superblocks, and what these say.
     geometry_read
@@ -108,6 +110,8 @@ class SpareKeeper(wiring.Component):
         `hdl.metadata.keeper.Keeper` has nothing to do; it does nothing.
     edit, facts, done
         Those of a user of `hdl.metadata.superblocks.Superblocks`, while ``pauses``.
+    rests
+        Each drive says what is so, or has refused that.
     claimed
         One bit per port. Its superblock is that of a spare which is known, or nobody knows what
         it is.
@@ -128,6 +132,7 @@ class SpareKeeper(wiring.Component):
                 "spares": In(MAX_DRIVES),
                 "tries": In(1),
                 "wiped": In(Pulse(config.port_bits)),
+                "owned": In(MAX_DRIVES),
                 "kept": In(config.arrays),
                 "record_read": Out(record_read(config)),
                 "geometry_read": Out(geometry_read(config)),
@@ -137,6 +142,7 @@ class SpareKeeper(wiring.Component):
                 "edit": Out(stream.Signature(member_edit(config))),
                 "facts": Out(SuperblockFacts),
                 "done": In(stream.Signature(DriveStatus)),
+                "rests": Out(1),
                 "claimed": Out(MAX_DRIVES),
                 "busy": Out(1),
             }
@@ -166,6 +172,7 @@ class SpareKeeper(wiring.Component):
         # The host's change.
         self._opcode = Signal(ManageOpcode)
         self._changed = Signal(known_spare(config))
+        self._left = Signal()  # its drive has been away
         self._notes = Signal()  # it is not known yet what the change is about
 
     def elaborate(self, platform) -> Module:
@@ -181,9 +188,13 @@ class SpareKeeper(wiring.Component):
             begins = self._rest(m)
             self._load(m)
             self._write(m)
-            m.d.comb += self.pauses.eq(begins | ~write.ongoing("REST"))
+            m.d.comb += [
+                self.pauses.eq(begins | ~write.ongoing("REST")),
+                self.rests.eq(self._is_written & write.ongoing("REST")),
+            ]
         self._hear_wiped(m)
         self._hear_found(m)
+        self._forget_drives(m)
         waits = (
             (write.ongoing("REST") & ~begins)
             | (write.ongoing("SEND") & ~self.edit.ready)
@@ -234,29 +245,44 @@ class SpareKeeper(wiring.Component):
 
     def _watch(self, m: Module) -> None:
         """Which drives do not say what is so. What is known of a drive is not known of another."""
-        drives, spares = self.drives, self.spares
-        free = drives.present & ~drives.used & ~self._refused
+        drives, spares, free = self.drives, self.spares, self._is_free & ~self._refused
         m.d.comb += [
             self._makes.eq(free & spares & ~(self._sure | self._exempt)),
             self._erases.eq(free & ~spares & self._says),
             self._todo.eq(self._makes | self._erases),
             self.claimed.eq(spares | self._says | self._refused),
         ]
-        stays, is_spare = self._stays, spares | self.tries.replicate(MAX_DRIVES)
+        is_spare = spares | self.tries.replicate(MAX_DRIVES)
         m.d.sync += [
             # The old drive of a migration becomes one for all arrays, whatever it was before.
             self._dedicated.eq(self._dedicated & is_spare),
-            self._says.eq(self._says & stays),
-            self._sure.eq(self._sure & stays & is_spare),
-            self._refused.eq(self._refused & stays),
-            self._exempt.eq(self._exempt & stays & spares),
+            self._sure.eq(self._sure & is_spare),
+            self._exempt.eq(self._exempt & spares),
             self._away.eq(self._away | ~drives.present.bit_select(self._port, 1)),
+            self._left.eq(self._left | ~drives.present.bit_select(self._changed.port, 1)),
         ]
 
     @property
     def _stays(self) -> Value:
         """The drive of each port is the one that it was, and no member."""
         return self.drives.present & ~self.drives.used
+
+    @property
+    def _is_free(self) -> Value:
+        """The drive of each port may be written."""
+        return self.drives.present & ~(self.drives.used | self.owned)
+
+    def _forget_drives(self, m: Module) -> None:
+        """Whatever else happens in a cycle: what was known of a drive that goes is not known."""
+        stays = self._stays
+        for port in range(MAX_DRIVES):
+            with m.If(~stays[port]):
+                m.d.sync += [
+                    self._says[port].eq(0),
+                    self._sure[port].eq(0),
+                    self._refused[port].eq(0),
+                    self._exempt[port].eq(0),
+                ]
 
     def _hear_wiped(self, m: Module) -> None:
         """A drive is about to become a member. It may not be taken in the end."""
@@ -287,6 +313,7 @@ class SpareKeeper(wiring.Component):
                 request.ready.eq(asked.ready),
             ]
             m.d.sync += [
+                self._left.eq(0),
                 self._opcode.eq(request.payload.opcode),
                 changed.port.eq(request.payload.port),
                 changed.dedicated.eq(request.payload.dedicated),
@@ -320,7 +347,8 @@ class SpareKeeper(wiring.Component):
             used = self.drives.used.bit_select(bit, 1)
             has = (self._sure | self._exempt).bit_select(bit, 1) | used
             removes = self._opcode == ManageOpcode.REMOVE_SPARE
-            fails = (adds & ~has) | (removes & self._says.bit_select(bit, 1))
+            # One that has left may come back and say what it said.
+            fails = (adds & ~has) | (removes & (self._says.bit_select(bit, 1) | self._left))
             with m.If(self._is_written):
                 m.next = "ANSWER"
                 with m.If(fails):
@@ -381,12 +409,13 @@ class SpareKeeper(wiring.Component):
         says, sure = self._says.bit_select(port, 1), self._sure.bit_select(port, 1)
         kept = self.kept.bit_select(self._home.array, 1) & self._shape.expressible
         short = Array(self.capacity)[port] < self._geometry.rows + DATA_OFFSET_BLOCKS
+        unfit = self._home.dedicated & (~kept | short)
         with m.State("CHOOSE"):
-            m.d.sync += edit.superblock.edit.eq(Mux(makes, Edit.MAKE, Edit.ERASE))
+            m.d.sync += edit.superblock.edit.eq(Mux(makes & ~unfit, Edit.MAKE, Edit.ERASE))
             m.next = "SEND"
             with m.If(self._away | ~(makes | self._erases.bit_select(port, 1))):
                 m.next = "REST"
-            with m.Elif(makes & self._home.dedicated & (~kept | short)):
+            with m.Elif(makes & unfit & ~says):
                 m.d.sync += self._exempt.bit_select(port, 1).eq(1)
                 m.next = "REST"
             with m.Else():
