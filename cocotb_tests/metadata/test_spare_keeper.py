@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 from os import environ
+from typing import Any
 
 import cocotb
 import pytest
@@ -119,9 +120,9 @@ class Bench:
                             sample(dut.owned)),
         )
         self.quiet = False  # nothing happens by itself any more
-        self._change = None  # the host's change that is being made
+        self._change: Any = None  # the host's change that is being made
         self._asked = 0  # it, as it was asked for
-        self._told = None  # how it ended, and what else was told
+        self._told: tuple = ()  # how it ended, and what else was told
         self._cycles = 0
         self._edits = False
         self._pauses = False

@@ -13,7 +13,7 @@ from hdl.config import BLOCK_BYTES, SECTORS_PER_BLOCK
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.metadata.superblock import SPARE
-from powercut.lives import CONFIG, DRIVE, IDENTITY, LIFE_NS, POLL_NS, Known, Lives
+from powercut.lives import CONFIG, DRIVE, IDENTITY, POLL_NS, Known, Lives
 from sim.golden.superblock import Superblock
 from sim.md.machine import Assembly, assembled, drive, run
 from sw.driver import background, raid
@@ -23,6 +23,9 @@ from sw.driver.commands import NvmeError
 SEED = int(os.environ.get("SEED") or "1")
 DRIVE_UNAVAILABLE = 0x1C0
 """Status of a change that is refused."""
+
+SOON_NS = 100_000
+"""After that a spare has been written, or has stepped in."""
 
 OTHER = IDENTITY + 1
 """Another card."""
@@ -168,7 +171,7 @@ def test_another_drive_is_no_spare():
             for page in (foreign_page, elsewhere):
                 harness.write_drive(port, 1, page)
                 harness.insert(port)
-                await card.transport.sleep(10 * POLL_NS)
+                await card.transport.sleep(3 * POLL_NS)
                 assert port not in await spares(card)
                 assert (port in await foreign(card)) == (page == elsewhere)
                 harness.remove(port)
@@ -287,7 +290,7 @@ def test_the_old_drive_of_a_migration():
         await job_ends(card, array)
         await background.migrate_member(card.nvme, array.number, 1, 3, spare=True)
         assert (await job_ends(card, array)).state == JobState.DONE
-        await card.transport.sleep(LIFE_NS)
+        await card.transport.sleep(SOON_NS)
         assert await spares(card) == [2]
 
     async def again(card: SimulatedCard) -> None:
@@ -316,7 +319,7 @@ def test_spares_wait_for_a_host():
         await both(card, lives)
         await lives.shut_down(card)
         card.harness.remove(0)
-        await card.transport.sleep(LIFE_NS)
+        await card.transport.sleep(SOON_NS)
 
     async def again(card: SimulatedCard) -> None:
         await card.nvme.start()
