@@ -103,7 +103,8 @@ FEW = {
     "cut at start": 0.15,
     "restart": 0.2,
     "spare": 0.4,
-    "other spare": 0.25,
+    "other spare": 0.5,
+    "free": 0.6,
     "no spare": 0.3,
     "move": 0.2,
     "replace": 0.4,
@@ -450,8 +451,9 @@ class Lives:
     async def _make(self, card: SimulatedCard) -> None:
         """Makes arrays while there are free drives."""
         choose = self.random
+        left = choose.random() < FEW["free"]  # a drive is left that can be a spare
         while len(self.arrays) < CONFIG.arrays:
-            free = self._free()
+            free = self._free()[left:]
             levels = [level for level, least in LEVELS.items() if least <= len(free)]
             if not levels or choose.random() < 0.3:
                 return

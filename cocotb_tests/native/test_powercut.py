@@ -22,9 +22,9 @@ def test_each_cut_is_of_some_card():
 
 
 def test_cuts(monkeypatch, capsys):
-    assert run(monkeypatch, "--cuts", "3", "--seed", "5", "--processes", "1") == 0
+    assert run(monkeypatch, "--cuts", "3", "--seed", "3", "--processes", "1") == 0
     said = capsys.readouterr().out
-    assert "SEED=5" in said
+    assert "SEED=3" in said
     assert "1 cards, 3 cuts in " in said
     assert "less than 100.00%" in said
     assert "blocks stored" in said
