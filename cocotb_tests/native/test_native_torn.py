@@ -82,7 +82,9 @@ def test_what_is_stored_stays_while_rows_are_torn(level, members, trouble):
             elif trouble == "hangs":
                 harness.drive_fault(victim, 1, deaf=True)
                 await read(next(block for block in range(blocks) if victim in ports[block]))
+                # The RESYNC rests only while the host is there.
                 while not harness.drive_statistics(victim)["resets"]:
+                    await read(next(block for block in range(blocks) if ports[block] != {victim}))
                     await sleep(POLL_NS)
             else:
                 places = {b: layout.copies_of(b)[0] for b in range(blocks) if victim in ports[b]}
