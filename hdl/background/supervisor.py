@@ -320,7 +320,7 @@ class Supervisor(wiring.Component):
             with m.If(~self.present[port]):
                 m.d.sync += [self.spares[port].eq(0), self._chosen[port].eq(0)]
         with m.If(self._was_clean & ~self.clean):
-            m.d.comb += self.rescan.eq(1)
+            m.d.comb += [self.rescan.eq(1), self.busy.eq(1)]
 
     def _same(self, ports: Value) -> Value:
         """Those of ``ports`` that have the drives that they had as the change was taken up."""
