@@ -3,13 +3,11 @@
 import os
 
 import pytest
-from amaranth.hdl import Module
 
 from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import PORTS, Card, Volume
 from cocotb_tests.native.native_jobs import FAST, POLL_NS, POLLS, ROWS, finished, replaced
-from cocotb_tests.native.native_planted import plant
-from hdl.array.references import References
+from cocotb_tests.native.native_planted import WaitsForNobody, plant
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.array_state import ArrayState
@@ -356,15 +354,6 @@ def test_a_member_leaves_with_commands(level, members, slow):
     elsewhere, they have ended for the card, but not for the drive: nobody gets what it sends."""
     late = leaves_with_commands(level, members, slow=slow)
     assert late or not slow or level not in (Level.RAID1, Level.RAID5)
-
-
-class WaitsForNobody(References):
-    """Planted bug: changes of the tables do not wait for those who are inside."""
-
-    def _wait(self, m: Module) -> None:
-        for state in ("WAIT-COMMANDS", "WAIT-ROWS"):
-            with m.State(state):
-                m.next = "ANSWER"
 
 
 @pytest.mark.slow

@@ -1,22 +1,24 @@
 """The whole controller on a link that makes trouble, and what its drives are told and keep."""
 
 import os
+from collections import Counter
 from operator import xor
 
 import pytest
 
 from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import PORTS, WITHOUT_SHARES, Card, Volume
-from cocotb_tests.native.native_planted import plant
+from cocotb_tests.native.native_planted import WaitsForNobody, plant
 from cocotb_tests.nvme.nvme_heads import TellsWhatWasAskedFor
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
 from sim.card.row_check import checked_row
-from sim.golden.nvme import DATA_TRANSFER_ERROR, WRITE_FAULT
+from sim.golden.nvme import DATA_TRANSFER_ERROR, INVALID_FIELD, SET_FEATURES, WRITE_FAULT
 from sim.native.harness import Flow, ReadEnd
 from sim.native.parameters import MICROSECOND, NANOSECOND, Ideal, LinkParameters
-from sw.driver import background
+from sw.driver import background, raid
+from sw.driver.commands import Command, NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
 ROWS = 32
@@ -39,6 +41,7 @@ TROUBLE = LinkParameters(
     device_non_posted_headers=1,
     seed=SEED,
 )
+VOLATILE_WRITE_CACHE = 6
 DRIVE_COUNTERS = ("writes", "written_blocks", "fua_writes", "fua_blocks", "flushes")
 
 
@@ -114,6 +117,95 @@ def test_a_stalled_request_stream_loses_nothing():
             return volume
 
         card.finish(card.run(main()))
+
+
+def changes_while_requests_stall() -> None:
+    """Amid load the hard block takes nothing for long, while a volume is deleted and created again,
+    the write cache goes off and on, or MSI-X is off.
+
+    None of it is said to be done before commands that it waits for have ended. Nothing lands in the
+    next volume, and other volumes lose nothing.
+    """
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
+        nvme, transport, choose = card.nvme, card.card.transport, card.random
+        other = card.run(card.create(Level.RAID5, range(4)))
+        going = card.run(card.create(Level.RAID1, (4, 5)))
+        ended: list[int] = []
+        waited: Counter[str] = Counter()
+        writers = 8
+
+        async def write(number: int) -> None:
+            """Writes until the volume has gone."""
+            address = card.buffer(4)
+            status = 0
+            while not status:
+                first = choose.randrange(len(going.model) - 4)
+                transport.memory.write(address, choose.randbytes(4 * BLOCK_BYTES))
+                try:
+                    await nvme.write(going.namespace, first, 4, address, number % 2)
+                except NvmeError as error:
+                    status = error.status
+            ended.append(status)
+
+        def contents() -> list[bytes]:
+            return [card.stored(port, row) for port in going.ports for row in range(ROWS)]
+
+        async def again() -> None:
+            await raid.delete_volume(nvme, going.namespace)
+            before = contents()
+            await transport.sleep(100_000)
+            assert ended == [INVALID_FIELD] * writers, "the volume has gone before its commands"
+            assert contents() == before, "old writes have landed"
+            assert await raid.create_volume(nvme, 1) == going.namespace
+            ended.clear()
+            for number in range(writers):
+                transport.spawn(write(number))
+
+        async def cache(on: int) -> None:
+            await nvme.admin(Command(SET_FEATURES, dwords=(VOLATILE_WRITE_CACHE, on)))
+
+        async def uncached() -> None:
+            await cache(0)
+            await cache(1)
+
+        async def without_messages() -> None:
+            card.harness.set_status("msix_enable", 0)
+            await transport.sleep(choose.uniform(0, 60_000))
+            card.harness.set_status("msix_enable", 1)
+
+        async def main() -> None:
+            for number in range(writers):
+                transport.spawn(write(number))
+            for change in (again, uncached, without_messages) * 6:
+                stall_ns = card.harness.now_ns + choose.uniform(0, 3_000)
+
+                async def stall(time_ns=stall_ns) -> None:
+                    """The card has fetched the command by then, or has not."""
+                    await transport.sleep(time_ns - card.harness.now_ns)
+                    card.harness.hold(Flow.RQ_READY, 40_000)
+
+                async def ask(change=change, time_ns=stall_ns) -> None:
+                    await change()
+                    waited[change.__name__] += card.harness.now_ns > time_ns
+
+                await card.together((ask(), stall(), card.load(other, 12)))
+            await raid.delete_volume(nvme, going.namespace)
+            await card.read_all(other)
+
+        card.run(main())
+        card.finish(other)
+    assert len(waited) == 3 and min(waited.values()) >= 3, f"hardly anything waited: {waited}"
+
+
+def test_changes_while_requests_stall():
+    changes_while_requests_stall()
+
+
+@pytest.mark.slow
+def test_a_volume_that_goes_before_its_commands_is_found(monkeypatch):
+    plant(monkeypatch, "hdl.core.References", WaitsForNobody)
+    with pytest.raises(AssertionError, match=r"old writes have landed|before its commands"):
+        changes_while_requests_stall()
 
 
 NARROW = LinkParameters(
