@@ -78,6 +78,9 @@ MOST = {Level.JBOD: 1, Level.RAID10: 3}
 
 PARITY = (Level.RAID5, Level.RAID6)
 
+TWO_SPANS = 6
+"""Drives of a RAID 50 of two spans."""
+
 TAIL = 4
 """Blocks at the end of an array, in which volumes come and go. The first volume has the others."""
 
@@ -102,6 +105,7 @@ FEW = {
     "cut at once": 0.6,
     "cut at start": 0.15,
     "restart": 0.2,
+    "spans": 0.5,
     "spare": 0.4,
     "other spare": 0.5,
     "free": 0.6,
@@ -144,6 +148,7 @@ class Known:
 
     level: Level
     ports: list[int]
+    spans: int = 1
     blocks: int = 0
     number: int = 0
     namespace: int = 0
@@ -309,6 +314,7 @@ class Lives:
             one = match[0]
             found.remove(one)
             self.seen["arrays brought up"] += 1
+            self.seen["arrays brought up with spans"] += array.spans > 1
             self.seen["arrays brought up degraded"] += bool(one.missing)
             gone = {n for n, member in enumerate(one.members) if member.failed or member.stale}
             # A loss that was not written down before power went has cost nothing. A spare may have
@@ -403,7 +409,8 @@ class Lives:
         """Whether an array that the card has is this one: no drive is any other's."""
         ports = [member.port for member in one.members]
         here = {port for port in ports if port < CONFIG.ports}
-        return bool(here) and here <= {*array.ports, *array.others} and one.level == array.level
+        alike = (one.level, one.spans) == (array.level, array.spans)
+        return alike and bool(here) and here <= {*array.ports, *array.others}
 
     def _miss(self, array: Known) -> None:
         """The array is not there, which must have a reason."""
@@ -461,12 +468,18 @@ class Lives:
             most = min(MOST.get(level, len(free)), len(free))
             ports = sorted(choose.sample(free, choose.randint(LEVELS[level], most)))
             array = Known(level=level, ports=ports)
+            room = level is Level.RAID5 and len(free) >= TWO_SPANS
+            if room and choose.random() < FEW["spans"]:
+                array.spans, array.ports = 2, sorted(choose.sample(free, TWO_SPANS))
+                self.seen["arrays made with spans"] += 1
             self.arrays.append(array)
             await self.make(card, array)
 
     async def make(self, card: SimulatedCard, array: Known) -> None:
         """The host makes an array, and the volume that has the data."""
-        array.number = await raid.create_array(card.nvme, array.level, array.ports, strip_kib=16)
+        array.number = await raid.create_array(
+            card.nvme, array.level, array.ports, strip_kib=16, spans=array.spans
+        )
         array.created = True
         self.seen["arrays made"] += 1
         one = await self._state(card, array)

@@ -17,6 +17,10 @@ SUPERBLOCK, BITMAP = 1, 2
 OWN_MAGIC = b"strm"
 """Of a bitmap that md is not told of."""
 UUID = slice(8, 24)
+SPAN_AT, SPAN_BYTE = 40, 11
+"""Bit of `ctime` from which on a member says which span it is of, and the byte of the identity to
+which that has been added."""
+
 SHIFT_AT = 52
 """Where such a one has log2 of the rows of a chunk."""
 
@@ -39,6 +43,14 @@ def sets(images: Sequence[Image], capacity: int) -> list[Judgement]:
             continue
         found.setdefault(one.set_uuid, {})[port] = one
     return [judge(drives) for drives in found.values()]
+
+
+def first_uuid(one: Superblock) -> bytes:
+    """The identity of the first span of the array. All bitmaps have that."""
+    span = one.ctime >> SPAN_AT & 15
+    uuid = bytearray(one.set_uuid)
+    uuid[SPAN_BYTE] ^= span
+    return bytes(uuid)
 
 
 def marked_rows(one: Superblock, page: bytes) -> set[int]:
@@ -112,7 +124,7 @@ def check_marks(images: Sequence[Image], capacity: int) -> Counter:
             continue
         marked: set[int] = set()
         pages = [images[port].get(BITMAP, EMPTY) for port in found.members.values()]
-        if any(page[UUID] != one.set_uuid for page in pages):
+        if any(page[UUID] != first_uuid(one) for page in pages):
             seen["bitmaps of others"] += 1
             continue
         for page in pages:

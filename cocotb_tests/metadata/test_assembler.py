@@ -55,6 +55,8 @@ ROTATIONS = {
 STRIPS = {8 << shift: shift for shift in range(9)}
 """log2 of the blocks of a strip, by its sectors."""
 
+PARITY_LEVELS = (5, 6, 7)
+
 LEAST_DISKS = {0: 2, 1: 1, 4: 3, 5: 3, 6: 4, 7: 5, 10: 2}
 
 
@@ -63,6 +65,8 @@ class Expected:
     """What has to be found of drives with one identity, by their ports."""
 
     hindrance: Hindrance
+    place: tuple[int, int]
+    group: int
     freshest: int
     drives: int
     left_out: int
@@ -74,23 +78,91 @@ class Expected:
     shape: tuple | None
 
 
-def expected(found: dict[int, Superblock]) -> Expected:
-    """Of drives of one set, by their ports in ascending order."""
-    freshest = max(found, key=lambda port: found[port].events)
-    one = found[freshest]
+@dataclass(frozen=True, kw_only=True)
+class Set:
+    """Drives of one array or span, by their ports in ascending order."""
+
+    found: dict[int, Superblock]
+    seed: int
+    """The lowest port of a drive of the array."""
+    first: Superblock
+    """What that says."""
+    span: int = 0
+    last: int = 0
+    group: int = 0
+    """A bit a port: those of all spans."""
+
+
+def sets_of(there: dict[int, Superblock]) -> list[Set]:
+    """The sets of these drives, in the order of their lowest ports. Spans follow each other."""
+    left, sets = dict(there), []
+    while left:
+        seed, first = next(iter(left.items()))
+        own, last = divided(first.ctime)
+        groups = []
+        for span in range(last + 1):
+            uuid = of_span(first.set_uuid, own ^ span)
+            groups.append({port: one for port, one in left.items() if one.set_uuid == uuid})
+        everybody = bits(port for found in groups for port in found)
+        for span, found in enumerate(groups):
+            agreed = replace(first, set_uuid=of_span(first.set_uuid, own ^ span))
+            if last:
+                agreed = replace(agreed, ctime=made_as(span, last))
+            sets.append(
+                Set(found=found, seed=seed, first=agreed, span=span, last=last, group=everybody)
+            )
+            left = {port: one for port, one in left.items() if port not in found}
+    return sets
+
+
+def divided(ctime: int) -> tuple[int, int]:
+    """Which span it is by the time at which it was made, and which is the last one: the
+    microseconds of a time that has no seconds. (0, 0) if it is none."""
+    last, span = divmod(ctime >> 40, 16)
+    is_span = ctime % (1 << 40) == 0 and 0 < last < 16 and span <= last
+    return (span, last) if is_span else (0, 0)
+
+
+def made_as(span: int, last: int) -> int:
+    """The other way round."""
+    return (16 * last + span) << 40
+
+
+def of_span(uuid: bytes, span: int) -> bytes:
+    """The identity of another span by that of the first one."""
+    return bytes(byte ^ span if place == 11 else byte for place, byte in enumerate(uuid))
+
+
+def expected(group: Set) -> Expected:
+    """Of one set."""
+    found = group.found
+    freshest = max(found, key=lambda port: found[port].events, default=group.seed)
+    one = found.get(freshest, group.first)
     agreed = {name: getattr(one, name) for name in ALIKE}
-    judgement = judge({port: replace(other, **agreed) for port, other in found.items()})
+    like = {port: replace(other, **agreed) for port, other in found.items()}
+    judgement = judge(like or {-1: one})
+    if not found:
+        judgement = replace(judgement, members={}, rebuilding={}, left_out=frozenset())
     seated = [*judgement.members.values(), *judgement.rebuilding.values()]
     shape = shape_of(found, one, [found[port] for port in seated])
+    if group.last and not (
+        one.level in (4, 5, 6, 7) and one.raid_disks * (group.last + 1) <= MAX_DRIVES
+    ):
+        shape = None
     hindrance = Hindrance.NOTHING
-    if any(getattr(other, name) != agreed[name] for other in found.values() for name in ALIKE):
+    alike = {name: getattr(group.first, name) for name in ALIKE}
+    if any(getattr(other, name) != alike[name] for other in found.values() for name in ALIKE):
         hindrance = Hindrance.DIFFERENT
     elif shape is None:
         hindrance = Hindrance.UNSUPPORTED
+    elif not found:
+        hindrance = Hindrance.INCOMPLETE
     elif not judgement.starts:
         hindrance = missing(found)
     return Expected(
         hindrance=hindrance,
+        place=(group.span, group.last),
+        group=group.group,
         freshest=freshest,
         drives=bits(found),
         left_out=bits(judgement.left_out),
@@ -195,6 +267,25 @@ def strange(found: dict[int, Superblock], generator: random.Random) -> dict[int,
     return {port: replace(one, **what) if port in chosen else one for port, one in found.items()}
 
 
+def spanned(number: int, generator: random.Random) -> dict[int, Superblock]:
+    """Drives of an array with spans, of which something may be wrong, and perhaps a whole span
+    missing."""
+    layouts = [generator.choice([one for one in ALL_LAYOUTS if one[1] in PARITY_LEVELS])]
+    count = generator.choice((2, 2, 2, 3, 4))
+    if generator.random() < 0.1:
+        layouts = ALL_LAYOUTS
+    there = {}
+    for span in range(count):
+        if generator.random() < 0.1:
+            continue
+        for drive, one in drives(number, generator, layouts=layouts).found.items():
+            uuid, ctime = one.set_uuid, made_as(span, count - 1)
+            if generator.random() < 0.05:
+                ctime += generator.choice((1, 1 << 40, 1 << 44, 1 << 48))
+            there[span * 200 + drive] = replace(one, set_uuid=of_span(uuid, span), ctime=ctime)
+    return there
+
+
 class Bench:
     """Gives superblocks to the assembler, and holds its sets against the model."""
 
@@ -211,6 +302,7 @@ class Bench:
         )
         self.words: dict[int, int] = {}
         self.spares = 0
+        self.spans: Counter[Hindrance] = Counter()
         dut.start.value = 0
         dut.valid.value = 0
         dut.member_read__address.value = 0
@@ -223,6 +315,8 @@ class Bench:
         there: dict[int, Superblock] = {}
         for number in range(self.random.randint(0, 4)):
             found = drives(number + 1, self.random, layouts=ALL_LAYOUTS).found
+            if self.random.random() < 0.3:
+                found = spanned(number + 1, self.random)
             if self.random.random() < 0.4:
                 found = strange(found, self.random)
             if self.random.random() < 0.2:
@@ -255,9 +349,7 @@ class Bench:
     async def check(self) -> list[Hindrance]:
         """Why the sets of some drives are not brought up, which must be as expected."""
         there = self.fill()
-        sets: dict[bytes, dict[int, Superblock]] = {}
-        for port, one in there.items():
-            sets.setdefault(one.set_uuid, {})[port] = one
+        sets = sets_of(there)
         self.found.paused = True
         self.dut.valid.value = bits(there)
         self.dut.start.value = 1
@@ -265,7 +357,7 @@ class Bench:
         self.dut.start.value = 0
         await RisingEdge(self.dut.clk)  # it is not at rest any more
         outcomes = []
-        for group in sets.values():
+        for group in sets:
             await wait_until(
                 self.dut, lambda: sample(self.dut.found__valid), cycles=20_000, what="a set"
             )
@@ -279,7 +371,10 @@ class Bench:
             what = f"{wanted}, not {got}"
             assert Hindrance(got.hindrance) == wanted.hindrance, what
             assert (got.freshest, got.drives) == (wanted.freshest, wanted.drives), what
+            assert (got.place.span, got.place.last) == wanted.place, what
+            assert got.group == wanted.group, what
             outcomes.append(wanted.hindrance)
+            self.spans[wanted.hindrance] += wanted.place[1] > 0
             assert (got.width, bool(got.dirty)) == (wanted.width, wanted.dirty), what
             assert got.members == bits(wanted.members), what
             assert got.rebuilding == bits(wanted.rebuilding), what
@@ -303,6 +398,7 @@ async def judges_as_md(dut):
     for _ in range(int(os.environ["ROUNDS"])):
         outcomes.update(await bench.check())
     assert bench.spares
+    cocotb.log.info("spans: %s", dict(bench.spans))
     assert set(outcomes) == set(Hindrance), f"never: {set(Hindrance) - set(outcomes)}"
 
 

@@ -8,11 +8,13 @@ from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
 
 
-async def made(card: SimulatedCard, lives: Lives, level: Level, ports: list[int]) -> Known:
+async def made(
+    card: SimulatedCard, lives: Lives, level: Level, ports: list[int], *, spans: int = 1
+) -> Known:
     """An array with a volume, full of data that is stored."""
-    array = Known(level=level, ports=ports)
+    array = Known(level=level, ports=ports, spans=spans)
     lives.arrays.append(array)
-    array.number = await raid.create_array(card.nvme, level, ports, strip_kib=8)
+    array.number = await raid.create_array(card.nvme, level, ports, strip_kib=8, spans=spans)
     array.created = True
     (one,) = [one for one in await raid.arrays(card.nvme) if one.number == array.number]
     array.blocks = one.blocks

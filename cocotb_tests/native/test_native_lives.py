@@ -25,7 +25,6 @@ from hdl.stripe.planning.row_planning import RowPlanning
 from powercut.lives import (
     CONFIG,
     DRIVE,
-    IDENTITY,
     LEVELS,
     POLL_NS,
     Known,
@@ -183,30 +182,74 @@ def test_the_marks_of_a_row_that_hung_go():
         card.run(life(card))
 
 
-def test_what_md_cannot_express_is_forgotten():
-    """Such arrays do not come back, nor does what their drives were members of before."""
+def test_spans_come_back():
+    """To md each span is an array of its own. To the card they are one: all of them or none. Each
+    can lose drives, and a hot spare is there for any of them."""
     lives = Lives(SEED)
+    width, ports, lost = 3, [*range(6)], (1, 5)
 
     async def begin(card: SimulatedCard) -> None:
         await card.nvme.start()
-        await made(card, lives, Level.RAID1, [0, 1])
+        array = await made(card, lives, Level.RAID5, ports, spans=2)
+        await job_ends(card, array)
 
-    async def no_more(card: SimulatedCard) -> None:
+    async def after_cut(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        job = await job_ends(card, lives.arrays[0])
+        assert (job.kind, job.state) == (WalkKind.RESYNC, JobState.DONE), job
+        for port in lost:
+            card.harness.remove(port)
+        await card.transport.sleep(20 * POLL_NS)
+        lives.arrays[0].lost = {*lost}
+        await lives.look_again(card)
+        await lives.shut_down(card)
+
+    async def degraded(card: SimulatedCard) -> None:
+        """The drives that went are there, and too old."""
+        await card.nvme.start()
+        await lives.look(card)
+        (one,) = await raid.arrays(card.nvme)
+        assert (one.spans, one.missing) == (2, 2), one
+        assert [role for role, member in enumerate(one.members) if member.failed] == [*lost]
+        for role in lost:
+            await background.replace_member(card.nvme, one.number, role, ports[role])
+            await job_ends(card, lives.arrays[0])
+        (one,) = await raid.arrays(card.nvme)
+        assert not one.missing and not any(member.stale for member in one.members), one
+        lives.arrays[0].lost.clear()
+        lives.arrays[0].missed.clear()
+        await lives.shut_down(card)
+
+    async def without(card: SimulatedCard) -> None:
+        """A span that lacks too many drives keeps the array away until they come."""
+        for port in ports[width:]:
+            card.harness.remove(port)
         await card.nvme.start()
         assert await raid.arrays(card.nvme) == []
-        await raid.create_array(card.nvme, Level.RAID5, range(6), spans=2)
+        for port in ports[width:]:
+            card.harness.insert(port)
+        await card.transport.sleep(100 * POLL_NS)
+        await lives.look(card)
+        (array,) = lives.arrays
+        await raid.delete_volume(card.nvme, array.namespace)
+        await raid.delete_array(card.nvme, array.number)
+        array.erased = array.deleted = True
 
     async def nothing(card: SimulatedCard) -> None:
         await card.nvme.start()
-        assert await raid.arrays(card.nvme) == []
+        await lives.look(card)
+        assert not any(any(lives.page(port)) for port in ports)
 
-    with lives.power() as card:
-        card.run(begin(card))
-    with lives.power(identity=IDENTITY + 1) as card:
-        card.run(no_more(card))
-    assert not any(lives.page(0) + lives.page(1))
-    with lives.power() as card:
-        card.run(nothing(card))
+    for life in (begin, after_cut, degraded, without, nothing):
+        with lives.power() as card:
+            card.run(life(card))
+        if life is begin:
+            for role, port in enumerate(ports):
+                page = Superblock.unpack(lives.page(port), sectors=SECTORS)
+                assert (page.role, page.raid_disks) == (role % width, width), page
+                assert page.level == 5 and page.ctime >> 40 == 16 + role // width, page
+    assert lives.seen["arrays brought up with spans"] == 3
 
 
 def test_drives_that_come_later():

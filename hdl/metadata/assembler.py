@@ -4,7 +4,7 @@ from functools import reduce
 from operator import or_
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value, signed
-from amaranth.lib import enum, stream, wiring
+from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import MAX_DRIVES, Config
@@ -12,6 +12,7 @@ from hdl.flow.geometry import WIDTH_BITS
 from hdl.kit.bits import ones
 from hdl.kit.pick import lowest_bit
 from hdl.kit.table import Table
+from hdl.metadata import spans
 from hdl.metadata.found_set import Hindrance, found_member_read, found_set
 from hdl.metadata.found_shape import FoundShape
 from hdl.metadata.superblock import (
@@ -49,8 +50,14 @@ REFUSED = (
 )
 """What the card does not bring up."""
 
+OTHER_BITS = (1 << WORD_BITS) - 1 - (((1 << spans.SPAN_BITS) - 1) << spans.UUID_BIT)
+"""Bits of `spans.UUID_WORD` that all spans have in common."""
+
 PARITIES = {4: 1, 5: 1, 6: 2, 7: 3}
 """md's levels with parity, and the card's level 7, and how many drives each can do without."""
+
+CREATED = (Word.CTIME, Word.CTIME + 1)
+"""Words of the first drive of a set that say whether it is a span."""
 
 SIFTED = 12
 """Words that are read to find the role of a drive."""
@@ -63,6 +70,9 @@ class Assembler(wiring.Component):
     `sim.golden.assembly`. The freshest superblock counts, at the lowest port of those alike. A
     drive that is one event behind is as good as current, but its role is what the freshest says. Of
     two drives for one role the fresher one has it, or the one at the lower port.
+
+    Each span of a RAID 50 or 60 is a set. As soon as one of its drives is found, all spans of that
+    array follow, from the first to the last, also those of which no drive is there.
 
     A set takes some 260 cycles, 95 more for each of its drives, and up to 1,024 for the copies of a
     RAID 10. Nothing is written to a drive.
@@ -103,8 +113,12 @@ class Assembler(wiring.Component):
         )
         self._places = Table(config.port_bits, MAX_DRIVES)
         self._unseen = Signal(config.ports)
-        # The first drive of the set, and the one that is looked at.
+        # The first drive of the set, or of another span, which one that is, and the drive that is
+        # looked at.
         self._seed = Signal(config.port_bits)
+        self._seed_span = Signal(spans.SPAN_BITS)
+        self._clockless = Signal()  # of the time at which it was made the lower word is 0
+        self._aside = Signal()  # the drive that is looked at is of another span, so far
         self._port = Signal(config.port_bits)
         self._last_port = self._port == config.ports - 1
 
@@ -167,6 +181,7 @@ class Assembler(wiring.Component):
         with m.FSM(name="assemble") as fsm:
             self._rest(m)
             self._sow(m)
+            self._note_span(m)
             self._match(m)
             self._scan(m)
             self._sift(m)
@@ -187,17 +202,17 @@ class Assembler(wiring.Component):
                 m.next = "SOW"
 
     def _sow(self, m: Module) -> None:
-        """The state SOW: the lowest drive that is in no set begins one."""
+        """The state SOW: the next span, or else the lowest drive that is in no set begins one."""
         found, first = self.found.payload, lowest_bit(m, self._unseen, "lowest")
+        goes_on = found.place.span != found.place.last
         with m.State("SOW"):
             m.d.sync += [
-                self._seed.eq(first),
-                self._port.eq(first),
+                self._step.eq(0),
+                self._second.eq(0),
                 self._different.eq(0),
                 self._refused.eq(0),
                 self._claimed.eq(0),
                 self._expected.eq(0),
-                found.freshest.eq(first),
                 found.drives.eq(0),
                 found.left_out.eq(0),
                 found.spares.eq(0),
@@ -205,21 +220,57 @@ class Assembler(wiring.Component):
                 found.rebuilding.eq(0),
                 self._least.eq(~0),
             ]
-            m.next = "FIND"
-            with m.If(~self._unseen.any()):
-                m.next = "REST"
+            with m.If(goes_on):
+                m.d.sync += [
+                    self._port.eq(self._seed),
+                    found.freshest.eq(self._seed),
+                    found.place.span.eq(found.place.span + 1),
+                ]
+                m.next = "FIND"
+            with m.Else():
+                m.d.sync += [
+                    self._seed.eq(first),
+                    self._port.eq(first),
+                    self._seed_span.eq(0),
+                    found.freshest.eq(first),
+                    found.place.eq(0),
+                    found.group.eq(0),
+                ]
+                m.next = "ASK_TIME"
+                with m.If(~self._unseen.any()):
+                    m.next = "REST"
+
+    def _note_span(self, m: Module) -> None:
+        """The states ASK_TIME and NOTE_TIME: whether the first drive is of a span."""
+        step, found, word = self._step, self.found.payload, self.kept_read.data
+        with m.State("ASK_TIME"):
+            self._read(m, self._seed, Array(CREATED)[step[0]])
+            m.next = "NOTE_TIME"
+
+        with m.State("NOTE_TIME"):
+            place = data.View(spans.Place, spans.placed(word))
+            m.d.sync += [step.eq(1), self._clockless.eq(word == 0)]
+            m.next = "ASK_TIME"
+            with m.If(step[0]):
+                m.next = "FIND"
+                with m.If(self._clockless & spans.is_placed(word)):
+                    m.d.sync += [self._seed_span.eq(place.span), found.place.last.eq(place.last)]
 
     def _match(self, m: Module) -> None:
         """The states FIND, COMPARE and MATCH: the drives of the set, and the freshest of them."""
         found, port = self.found.payload, self._port
-        step, data = self._step, self.kept_read.data
+        step, read = self._step, self.kept_read.data
         word = Array(COMPARED)[step]
         is_events = step >= len(ALIKE)
         last = step == len(COMPARED) - 1
         belongs = step < Word.SET_NAME - Word.SET_UUID
+        last_that_belongs = step == Word.SET_NAME - Word.SET_UUID - 1
+        is_span = found.place.last != 0
+        of_span = spans.identity(read, found.place.span ^ self._seed_span)
+        aside = is_span & (word == spans.UUID_WORD) & ~((self._held ^ read) & OTHER_BITS).any()
         fresher = Signal()
         with m.State("FIND"):
-            m.d.sync += [step.eq(0), self._second.eq(0)]
+            m.d.sync += [step.eq(0), self._second.eq(0), self._aside.eq(0)]
             with m.If(self._unseen.bit_select(port, 1)):
                 m.next = "COMPARE"
             with m.Else():
@@ -234,23 +285,34 @@ class Assembler(wiring.Component):
             m.next = "COMPARE"
             m.d.sync += self._second.eq(~self._second)
             with m.If(~self._second):
-                m.d.sync += self._held.eq(data)
+                # What stands there if the drive is of this span.
+                m.d.sync += self._held.eq(read)
+                with m.If(word == spans.UUID_WORD):
+                    m.d.sync += self._held.eq(of_span)
+                with m.If(is_span & (word == Word.CTIME + 1)):
+                    m.d.sync += self._held.eq(spans.created(found.place))
             with m.Else():
                 m.d.sync += step.eq(step + 1)
                 with m.If(is_events):
                     fewer = self._subtract(m, last)
                     m.d.comb += fresher.eq(last & fewer)
-                with m.Elif(self._held != data):
-                    with m.If(belongs):
+                with m.Elif(self._held != read):
+                    with m.If(aside):
+                        m.d.sync += self._aside.eq(1)
+                    with m.Elif(belongs):
                         self._next_port(m, "FIND", "SCAN")
                     with m.Else():
                         m.d.sync += self._different.eq(1)
+                with m.Elif(self._aside & last_that_belongs):
+                    m.d.sync += found.group.bit_select(port, 1).eq(1)
+                    self._next_port(m, "FIND", "SCAN")
                 with m.If(last):
                     m.d.sync += [
                         self._unseen.bit_select(port, 1).eq(0),
                         found.drives.bit_select(port, 1).eq(1),
+                        found.group.bit_select(port, 1).eq(1),
                     ]
-                    with m.If(fresher):
+                    with m.If(fresher | ~found.drives.any()):
                         m.d.sync += found.freshest.eq(port)
                     self._next_port(m, "FIND", "SCAN")
 
@@ -469,7 +531,10 @@ class Assembler(wiring.Component):
         level = Signal(4)
         m.d.comb += level.eq(self._level)
         short = (self._level != 0) & (self._size > self._least)
-        supported = self._shape.supported & ~self._refused & ~short
+        place = found.place
+        has_parity = Cat(self._level == known for known in PARITIES).any()
+        one_fits = (place.last == 0) | (has_parity & (width * (place.last + 1) <= MAX_DRIVES))
+        supported = self._shape.supported & ~self._refused & ~short & one_fits
         counts = [Signal(WIDTH_BITS, name=f"count_{number}") for number in range(4)]
         masks = (found.members, self._claimed, found.rebuilding, self._expected)
         m.d.comb += [count.eq(ones(mask)) for count, mask in zip(counts, masks, strict=True)]

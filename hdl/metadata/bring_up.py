@@ -19,8 +19,10 @@ from hdl.metadata.bitmap_reader import BitmapReads
 from hdl.metadata.found_set import Hindrance
 from hdl.metadata.host_changes import Import, Imports
 from hdl.metadata.records import listed, record, record_read
+from hdl.metadata.spans import UUID_WORD, created, identity
 from hdl.metadata.spare_keeper import global_set, known_spare
 from hdl.metadata.superblock import WORD_BITS, Feature, Word, kept_address, kept_read
+from hdl.metadata.superblock_facts import EVENT_BITS
 from hdl.metadata.superblock_words import SET_NAME
 from hdl.metadata.superblocks import ListReads
 from hdl.metadata.volume_list import MOST_VOLUMES
@@ -36,14 +38,13 @@ MADE_SO = {
     Word.SET_NAME: int.from_bytes(SET_NAME[:4], "little"),
     Word.SET_NAME + 1: int.from_bytes(SET_NAME[4:], "little"),
     Word.CTIME: 0,
-    Word.CTIME + 1: 0,
 }
-"""Words as a card of this kind writes them."""
+"""Words as a card of this kind writes them. The next one says which span it is."""
 
 USED_WORDS = (Word.FEATURES, Word.BITMAP_OFFSET, Word.UTIME, Word.UTIME + 1)
 """Words that say whether the bitmap is in use."""
 
-READ_WORDS = (*NAMED, *MADE_SO, *USED_WORDS)
+READ_WORDS = (*NAMED, *MADE_SO, Word.CTIME + 1, *USED_WORDS)
 
 FREE = ("REST", "STORED", "ANSWER")
 """States in which the host's changes are made."""
@@ -71,6 +72,10 @@ class BringUp(wiring.Component):
     at a port without a drive, the highest that is left. It may be a port that the card does not
     have. Drives that were being rebuilt are rebuilt from their first row on. Rows of an array that
     is dirty are made consistent before that.
+
+    The spans of a RAID 50 or 60 are sets that follow each other. They make one array, if nothing
+    hinders any of them. If one is dirty and one lacks a drive, what is hindered is the array, as if
+    they were one.
 
     Drives that say that they are spares of an array are its spares once it is there, and again when
     they come back. Those of this card's own set of global ones are spares of all arrays.
@@ -183,9 +188,17 @@ class BringUp(wiring.Component):
         self._made = Signal()  # a card of this kind has made it
         self._entry = Signal(config.array_bits)
         self._role = Signal(WIDTH_BITS)
+        self._place_in_span = Signal(WIDTH_BITS)  # the same, counted in its span
         self._named = Signal(MAX_DRIVES)
         self._away = Signal(config.ports)  # drives that have gone since the sets are made up
         self._array = Signal(config.array_bits)
+        # Of the spans that have been looked at: one cannot be brought up, is dirty, is rebuilt, or
+        # lacks a drive. The events of the one at hand.
+        self._broken = Signal()
+        self._dirty = Signal()
+        self._rebuilds = Signal()
+        self._lacks = Signal()
+        self._events = Signal(EVENT_BITS)
         # A set is imported: the one with the drive at this port, which is at hand.
         self._imports = Signal()
         self._import = Signal(Import)
@@ -217,7 +230,7 @@ class BringUp(wiring.Component):
         m.d.comb += [
             assembler.valid.eq(self.present & self.known & self.valid & ~self.drives.used),
             assembler.kept_read.data.eq(self.kept_read.data),
-            assembler.member_read.address.eq(self._role),
+            assembler.member_read.address.eq(self._place_in_span),
             self.record_read.address.eq(self._entry),
             self.lists.set_uuid.eq(self.brought_up.set_uuid),
             self.lists.look.payload.eq(assembler.member_read.data),
@@ -229,7 +242,7 @@ class BringUp(wiring.Component):
             self.spare.payload.dedicated.eq(~self._is_global),
             self.bitmaps.set_uuid.eq(self.brought_up.set_uuid),
             self.bitmaps.events.eq(self.brought_up.events),
-            self.bitmaps.shape.spans.eq(1),
+            self.bitmaps.shape.spans.eq(self._found.place.last + 1),
             self.bitmaps.look.payload.eq(assembler.member_read.data),
             self.bitmaps.give.payload.eq(self._array),
             *(
@@ -294,16 +307,17 @@ class BringUp(wiring.Component):
             asked.level.eq(found.level),
             asked.strip_shift.eq(found.strip_shift),
             asked.copies.eq(found.copies),
+            asked.spans.eq(found.place.last + 1),
             asked.rotation.eq(found.rotation),
             asked.drives.eq(self._named),
             asked.blocks.eq(found.rows + DATA_OFFSET_BLOCKS),
             asked.placed.eq(1),
             # What a missing drive held could be worked out wrongly.
-            asked.degraded.eq(~found.dirty | mirrors | self._forced),
-            asked.assumed.eq(~found.dirty | (self._forced & ~mirrors)),
+            asked.degraded.eq(~self._dirty | mirrors | self._forced),
+            asked.assumed.eq(~self._dirty | (self._forced & ~mirrors)),
             # The rebuild makes rows consistent as well.
-            asked.idle.eq(found.dirty & found.rebuilding.any()),
-            asked.complete.eq(~found.rebuilding.any()),
+            asked.idle.eq(self._dirty & self._rebuilds),
+            asked.complete.eq(~self._rebuilds),
             asked.kind.eq(WalkKind.REBUILD),
         ]
         with m.If(self._adds_spare):
@@ -369,19 +383,26 @@ class BringUp(wiring.Component):
         asks = self._assembler.kept_read.address
         with m.State("TAKE"):
             m.d.comb += self.kept_read.address.eq(asks)
-            m.d.sync += [
-                self._step.eq(0),
-                self._entry.eq(0),
-                self._role.eq(0),
-                self._named.eq(0),
-                self._spares.eq(self._found.spares),
-                self._only_spares.eq(0),
-            ]
+            m.d.sync += [self._step.eq(0), self._entry.eq(0), self._only_spares.eq(0)]
             port = self._import.port
-            at_port = self._found.drives.bit_select(port[: self._config.port_bits], 1)
+            at_port = self._found.group.bit_select(port[: self._config.port_bits], 1)
             in_range = port < self._config.ports
-            m.d.sync += self._wanted.eq(self._imports & in_range & at_port)
             with m.If(found.valid):
+                m.d.sync += self._spares.eq(self._spares | self._found.spares)
+                with m.If(self._is_first):
+                    m.d.sync += [
+                        self._role.eq(0),
+                        self._named.eq(0),
+                        self._spares.eq(self._found.spares),
+                        self._wanted.eq(self._imports & in_range & at_port),
+                        self._forced.eq(0),
+                        self._made.eq(1),
+                        self._by_md.eq(0),
+                        self._broken.eq(0),
+                        self._dirty.eq(0),
+                        self._rebuilds.eq(0),
+                        self._lacks.eq(0),
+                    ]
                 m.next = "HINDERED"
             with m.Elif(assembler.done):
                 m.d.sync += [self._looked.eq(1), self.ready.eq(1)]
@@ -390,22 +411,23 @@ class BringUp(wiring.Component):
                     m.next = "STORED"
 
         with m.State("HINDERED"):
-            awaited = self._found.hindrance == Hindrance.AWAITED
-            doubtful = self._found.hindrance == Hindrance.DOUBTFUL
+            hindrance = self._found.hindrance
+            awaited, doubtful = hindrance == Hindrance.AWAITED, hindrance == Hindrance.DOUBTFUL
             forced = (awaited | (doubtful & self._import.assumed)) & self._import.degraded
-            m.d.sync += [self._made.eq(1), self._forced.eq(self._wanted & forced)]
+            m.d.sync += self._place_in_span.eq(0)
             m.next = "PASS"
-            with m.Switch(self._found.hindrance):
-                with m.Case(Hindrance.NOTHING):
+            with m.If(self._broken | ((hindrance != Hindrance.NOTHING) & ~(self._wanted & forced))):
+                m.d.sync += self._broken.eq(1)
+                with m.If(self._found.spares.any()):
+                    m.d.sync += self._only_spares.eq(1)
                     m.next = "ASK_WORD"
-                with m.Case(Hindrance.UNSUPPORTED, Hindrance.DIFFERENT):
-                    self._tell(m, ManageStatus.INVALID_FIELD)
-                with m.Default():
+                with m.If(~self._broken):
                     self._tell(m, ManageStatus.DRIVE_UNAVAILABLE)
-            with m.If(self._wanted & forced):
-                m.next = "ASK_WORD"
-            with m.Elif((self._found.hindrance != Hindrance.NOTHING) & self._spares.any()):
-                m.d.sync += self._only_spares.eq(1)
+                    with m.Switch(hindrance):
+                        with m.Case(Hindrance.UNSUPPORTED, Hindrance.DIFFERENT):
+                            self._tell(m, ManageStatus.INVALID_FIELD)
+            with m.Else():
+                m.d.sync += self._forced.eq(self._forced | (self._wanted & forced))
                 m.next = "ASK_WORD"
 
         with m.State("PASS"):
@@ -422,25 +444,37 @@ class BringUp(wiring.Component):
             m.next = "NOTE_WORD"
 
         with m.State("NOTE_WORD"):
-            words, data = Cat(self.brought_up.set_uuid, self.brought_up.events), self.kept_read.data
+            data, found = self.kept_read.data, self._found
+            uuid, events = self.brought_up.set_uuid, self._events
             m.d.sync += step.eq(step + 1)
             m.next = "ASK_WORD"
-            with m.If(step < len(NAMED)):
-                m.d.sync += words.word_select(step, WORD_BITS).eq(data)
-            for place, word in enumerate(MADE_SO.values()):
+            with m.Switch(step):
+                for place, word in enumerate(NAMED[:-2]):
+                    with m.Case(place):
+                        own = identity(data, found.place.span) if word == UUID_WORD else data
+                        m.d.sync += uuid.word_select(place, WORD_BITS).eq(own)
+                for half in range(2):
+                    with m.Case(len(NAMED) - 2 + half):
+                        m.d.sync += events.word_select(half, WORD_BITS).eq(data)
+            made_so = (*MADE_SO.values(), created(found.place))
+            for place, word in enumerate(made_so):
                 with m.If((step == len(NAMED) + place) & (data != word)):
                     m.d.sync += self._made.eq(0)
             self._note_use(m, data)
             with m.If(step == len(READ_WORDS) - 1):
+                with m.If(self._is_first | (events > self.brought_up.events)):
+                    m.d.sync += self.brought_up.events.eq(events)
                 m.next = "ASK_ARRAY"
+                with m.If(~(self._is_first | self._only_spares)):
+                    m.next = "ASK_ROLE"
 
     def _note_use(self, m: Module, data: Value) -> None:
         """In the state NOTE_WORD: whether the bitmap is in use."""
-        first = len(NAMED) + len(MADE_SO)
+        first = len(NAMED) + len(MADE_SO) + 1
         uses = {
             Word.FEATURES: self._has_bitmap[0].eq(data[Feature.BITMAP]),
             Word.BITMAP_OFFSET: self._has_bitmap[1].eq(data == OFFSET),
-            Word.UTIME: self._by_md.eq(data != 0),
+            Word.UTIME: self._by_md.eq(self._by_md | (data != 0)),
             Word.UTIME + 1: self._by_md.eq(self._by_md | (data != 0)),
         }
         for place, word in enumerate(USED_WORDS):
@@ -448,11 +482,16 @@ class BringUp(wiring.Component):
                 m.d.sync += uses[word]
 
     @property
+    def _is_first(self) -> Value:
+        """The set at hand is the first of its array, or the only one."""
+        return self._found.place.span == 0
+
+    @property
     def _follows_marks(self) -> Value:
         """What was being written is known of the set at hand."""
         bitmaps = self.bitmaps
         in_use = ~self._by_md | (self._has_bitmap.all() & bitmaps.is_md)
-        return self._found.dirty & bitmaps.fits & in_use
+        return self._dirty & bitmaps.fits & in_use
 
     def _compare(self, m: Module) -> None:
         """The states ASK_ARRAY and COMPARE: no array may have the identity of the set."""
@@ -466,7 +505,7 @@ class BringUp(wiring.Component):
             m.next = "ASK_ARRAY"
             with m.If(self.kept.bit_select(entry, 1) & same):
                 self._tell(m, ManageStatus.IN_USE)
-                m.d.sync += self._array.eq(entry)
+                m.d.sync += [self._array.eq(entry), self._broken.eq(1)]
                 m.next = "NEXT_SPARE"
             with m.Elif((entry == self._config.arrays - 1) & (self._only_spares | self._is_global)):
                 m.next = "PASS"
@@ -480,28 +519,30 @@ class BringUp(wiring.Component):
         """The states ASK_ROLE to JUDGE: each role has a port, the lists of members are looked at,
         and whose the set is."""
         role, named, found = self._role, self._named, self._found
-        held = (found.members | found.rebuilding).bit_select(role, 1)
+        place = self._place_in_span
+        held = (found.members | found.rebuilding).bit_select(place, 1)
         free = ~(self.drives.used | self.drives.present | named)
         highest = Const(MAX_DRIVES - 1) - lowest_bit(m, free[::-1], "from_above")
         with m.State("ASK_ROLE"):
             m.next = "PLACE"
 
         with m.State("PLACE"):
-            port = Signal(self._config.port_bits)
+            port, whole = Signal(self._config.port_bits), found.members.bit_select(place, 1)
             m.d.comb += [
                 port.eq(Mux(held, self._assembler.member_read.data, highest)),
                 *self._placed.store(
                     address=port,
                     position=role,
                     failed=~held,
-                    stale=found.rebuilding.bit_select(role, 1),
+                    stale=found.rebuilding.bit_select(place, 1),
                 ),
             ]
-            m.d.sync += named.eq(named | (1 << port))
+            m.d.sync += [named.eq(named | (1 << port)), self._lacks.eq(self._lacks | ~whole)]
             m.next = "NEXT"
-            with m.If(found.members.bit_select(role, 1)):
+            with m.If(whole):
                 m.next = "LOOK"
             with m.Elif(~held & ~free.any()):
+                m.d.sync += self._broken.eq(1)
                 m.next = "PASS"
 
         with m.State("LOOK"):
@@ -524,17 +565,28 @@ class BringUp(wiring.Component):
                 looked &= self.bitmaps.look.ready
             with m.If(~looked):
                 m.next = "NEXT"
-            with m.Elif(role != found.width - 1):
-                m.d.sync += role.eq(role + 1)
-                m.next = "ASK_ROLE"
             with m.Else():
-                m.d.sync += role.eq(0)
-                m.next = "JUDGE"
+                m.d.sync += [role.eq(role + 1), place.eq(place + 1)]
+                m.next = "ASK_ROLE"
+                with m.If(place == found.width - 1):
+                    m.d.sync += [
+                        self._dirty.eq(self._dirty | found.dirty),
+                        self._rebuilds.eq(self._rebuilds | found.rebuilding.any()),
+                    ]
+                    m.next = "PASS"
+                    with m.If(found.place.span == found.place.last):
+                        m.next = "JUDGE"
 
+        # Of several spans each can be dirty or lack a drive, and no other both.
         with m.State("JUDGE"):
             owner = Mux(self.lists.seen, self.lists.owner, self.brought_up.set_uuid[:IDENTITY_BITS])
+            doubtful = (found.place.last != 0) & self._dirty & self._lacks
+            forced = self._wanted & self._import.assumed & self._import.degraded
+            m.d.sync += self._forced.eq(self._forced | (doubtful & forced))
             m.next = "PASS"
-            with m.If((owner == self.identity) | (self._wanted & self._made)):
+            with m.If(doubtful & ~forced):
+                self._tell(m, ManageStatus.DRIVE_UNAVAILABLE)
+            with m.Elif((owner == self.identity) | (self._wanted & self._made)):
                 m.next = "CREATE"
             with m.Else():
                 self._tell(m, ManageStatus.INVALID_FIELD)
@@ -641,7 +693,7 @@ class BringUp(wiring.Component):
         with m.State("LISTED"):
             m.d.comb += self.listed.valid.eq(self._complete)
             m.next = "NEXT_SPARE"
-            with m.If(self._found.rebuilding.any()):
+            with m.If(self._rebuilds):
                 m.next = "REBUILD"
 
     def _rebuild(self, m: Module) -> None:

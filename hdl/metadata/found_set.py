@@ -5,6 +5,7 @@ from amaranth.lib import data, enum
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.flow.geometry import WIDTH_BITS, Level
 from hdl.kit.table import TableRead
+from hdl.metadata.spans import Place
 
 
 class Hindrance(enum.Enum, shape=3):
@@ -29,7 +30,7 @@ class Hindrance(enum.Enum, shape=3):
 
 
 def found_set(config: Config) -> data.StructLayout:
-    """Drives of one array.
+    """Drives of one array, or of one of its spans.
 
     Fields
     ------
@@ -37,8 +38,12 @@ def found_set(config: Config) -> data.StructLayout:
         Why it is not brought up.
     freshest
         The port of the drive whose word counts.
+    place
+        Which span it is.
+    group
+        A bit a port. Those with the identity of the array, whatever their span.
     drives
-        A bit a port. Those with the identity of the array.
+        A bit a port. Those of them that are of this span.
     left_out
         Those of them that have no role: too old, given up, or one too many.
     spares
@@ -57,6 +62,8 @@ def found_set(config: Config) -> data.StructLayout:
         {
             "hindrance": Hindrance,
             "freshest": config.port_bits,
+            "place": Place,
+            "group": config.ports,
             "drives": config.ports,
             "left_out": config.ports,
             "spares": config.ports,

@@ -87,8 +87,8 @@ class Keeper(wiring.Component):
     (``wipe``) before anything else is written to the drive. So do its lists, to see whether the
     drive stores them.
 
-    A superblock cannot express some arrays. What their members held before becomes zeros as well,
-    so that no array comes back that has been written over. They are forgotten with the power.
+    To md each span of a RAID 50 or 60 is an array of its own, with roles of its own. All spans are
+    written as one, and have the same events.
 
     Each member has the list of the array's volumes as well. It is written to a drive that becomes a
     member, and to all members after each change of a volume. A list is newer than another one if
@@ -238,9 +238,8 @@ class Keeper(wiring.Component):
         self._owners = Table(config.array_bits, config.volumes)  # the array of each volume
         self._shape = MdShape(config=config)
 
-        # A bit a port. Its superblock claims that its drive is a member (or it is zeros, if md
-        # cannot express the array). It is what was written last. It says that the drive is not
-        # whole. The drive has failed or been away since.
+        # A bit a port. Its superblock claims that its drive is a member. It is what was written
+        # last. It says that the drive is not whole. The drive has failed or been away since.
         self._claims = Signal(MAX_DRIVES)
         self._known = Signal(MAX_DRIVES)
         self._partial = Signal(MAX_DRIVES)
@@ -271,6 +270,10 @@ class Keeper(wiring.Component):
         self._array = Signal(config.array_bits)
         self._geometry = Signal(geometry(config))
         self._members = Signal(WIDTH_BITS)
+        # Of all spans: a bit a role (`SuperblockFacts`). The first role of the span at hand.
+        self._alive = Signal(MAX_DRIVES)
+        self._rebuilding = Signal(MAX_DRIVES)
+        self._base = Signal(ROLE_BITS)
         self._record = Signal(record())
         self._has_failed = Signal()
         self._has_changed = Signal()  # a drive, or a member of an array, since it was looked at
@@ -381,6 +384,9 @@ class Keeper(wiring.Component):
             self._owners.write.data.eq(self._changed),
             self._shape.geometry.eq(shape),
             facts.set_uuid.eq(self._record.set_uuid),
+            facts.place.last.eq(shape.spans - 1),
+            facts.alive.eq(self._alive >> self._base),
+            facts.rebuilding.eq(self._rebuilding >> self._base),
             facts.level.eq(self._shape.level),
             facts.layout.eq(self._shape.layout),
             facts.strip_shift.eq(shape.strip_shift),
@@ -670,8 +676,8 @@ class Keeper(wiring.Component):
                 self._geometry.eq(self.geometry_read.data),
                 self._record.eq(self._records.reads[0].data),
                 self._has_failed.eq(self.states.word_select(array, 2) == ArrayState.FAILED),
-                self.facts.alive.eq(0),
-                self.facts.rebuilding.eq(0),
+                self._alive.eq(0),
+                self._rebuilding.eq(0),
                 self._has_changed.eq(self.drives.changed),
             ]
             m.next = "KNOW"
@@ -685,9 +691,7 @@ class Keeper(wiring.Component):
                 self._members.eq(shape.width * shape.spans),
                 self._several.eq(self._several | twice),
                 self._rounds.eq(Mux(twice | self._several, torn + twice + 1, 0)),
-                self.exempt.bit_select(array, 1).eq(
-                    ~(self._has_redundancy & self._shape.expressible)
-                ),
+                self.exempt.bit_select(array, 1).eq(~self._has_redundancy),
             ]
             m.next = "REFRESH" if self._config.durable_marks else "ASK_MEMBER"
             with m.If(~shape.valid):
@@ -745,7 +749,7 @@ class Keeper(wiring.Component):
 
     def _look_at_members(self, m: Module) -> None:
         """The states ASK_MEMBER, NOTE_MEMBER and BEGIN: which roles are held."""
-        role, drives, facts = self._role, self.drives, self.facts
+        role, drives = self._role, self.drives
         last = role == self._members - 1
         with m.State("ASK_MEMBER"):
             m.next = "NOTE_MEMBER"
@@ -754,8 +758,8 @@ class Keeper(wiring.Component):
             port = self.member_read.data
             failed = drives.failed.bit_select(port, 1)
             m.d.sync += [
-                facts.alive.bit_select(role[:ROLE_BITS], 1).eq(~failed),
-                facts.rebuilding.bit_select(role[:ROLE_BITS], 1).eq(
+                self._alive.bit_select(role[:ROLE_BITS], 1).eq(~failed),
+                self._rebuilding.bit_select(role[:ROLE_BITS], 1).eq(
                     ~failed & drives.stale.bit_select(port, 1)
                 ),
                 role.eq(Mux(last, 0, role + 1)),
@@ -773,13 +777,15 @@ class Keeper(wiring.Component):
                 self._list_stored.eq(0),
                 self._first.eq(0),
                 self._written.eq(0),
+                self._base.eq(0),
+                self.facts.place.span.eq(0),
                 self.generation.eq(self.generation + 1),
             ]
             relists = self._relists.bit_select(self._array, 1)
             m.next = "ASK_PORT"
             with m.If(self._is_outdated):
                 self._break_off(m)
-            with m.Elif(~facts.alive.any()):
+            with m.Elif(~self._alive.any()):
                 m.next = "REST"
                 with m.If(self._refutes):
                     m.next = "EXCUSE"
@@ -795,10 +801,9 @@ class Keeper(wiring.Component):
         """The states ASK_PORT to FAIL: the superblock of the member at hand is written."""
         role, port = self._role, self._port
         place = role[:ROLE_BITS]
-        alive = self.facts.alive.bit_select(place, 1)
+        alive = self._alive.bit_select(place, 1)
         failed = self.drives.failed.bit_select(port, 1)
         edit, found = self.edit.payload.superblock, self._homes.reads[0].data
-        expressible = self._shape.expressible
         with m.State("ASK_PORT"):
             m.next = "NOTE_PORT"
 
@@ -815,20 +820,19 @@ class Keeper(wiring.Component):
             at_home = (found.role == role) & (found.array == self._array)
             member = (self._claims & ~self._away).bit_select(port, 1) & at_home
             has = member & self._known.bit_select(port, 1)
-            skips = self._written.bit_select(place, 1) | (has & ~expressible)
             is_listed = self._listed.bit_select(self._array, 1)
             m.d.sync += [
                 # One of an array that is brought up has had a superblock.
                 self._was_member.eq(member | self._twice.bit_select(self._array, 1)),
-                edit.edit.eq(Mux(~expressible, Edit.ERASE, Mux(has, Edit.CHANGE, Edit.MAKE))),
-                edit.role.eq(role),
+                edit.edit.eq(Mux(has, Edit.CHANGE, Edit.MAKE)),
+                edit.role.eq(role - self._base),
                 edit.port.eq(port),
                 edit.page.eq(0),
                 self.edit.payload.array.eq(self._array),
-                self.edit.payload.lists.eq(expressible & is_listed & (self._lists | ~has)),
+                self.edit.payload.lists.eq(is_listed & (self._lists | ~has)),
             ]
             m.next = "CLAIM"
-            with m.If((self._makes & has) | skips):
+            with m.If((self._makes & has) | self._written.bit_select(place, 1)):
                 m.next = "NEXT"
             # Another drive may be there, or it may be another member.
             with m.Elif(failed | self._is_outdated):
@@ -866,7 +870,7 @@ class Keeper(wiring.Component):
                         with m.If(~good | (page == PAGES - 1)):
                             m.next = "WIPED"
                 with m.Elif(good):
-                    partial = self.facts.rebuilding.bit_select(place, 1)
+                    partial = self._rebuilding.bit_select(place, 1)
                     m.d.sync += [
                         self._known.bit_select(port, 1).eq(1),
                         self._partial.bit_select(port, 1).eq(partial),
@@ -914,8 +918,18 @@ class Keeper(wiring.Component):
         with m.State("NEXT"):
             m.d.sync += role.eq(role + 1)
             m.next = "ASK_PORT"
+            with m.If(role - self._base == self._geometry.width - 1):
+                m.d.sync += [
+                    self._base.eq(role + 1),
+                    self.facts.place.span.eq(self.facts.place.span + 1),
+                ]
             with m.If(role == self._members - 1):
-                m.d.sync += [role.eq(0), self._makes.eq(0)]
+                m.d.sync += [
+                    role.eq(0),
+                    self._base.eq(0),
+                    self.facts.place.span.eq(0),
+                    self._makes.eq(0),
+                ]
                 with m.If(~self._makes):
                     m.next = "STORE"
 

@@ -69,8 +69,8 @@ class SpareKeeper(wiring.Component):
     rests (``pauses``) from the cycle in which it ``yields``. So no spare becomes a member while it
     is written.
 
-    A superblock cannot express some arrays, which are forgotten with the power. So are their spares
-    (``exempt``), and dedicated ones that are shorter than a member.
+    A dedicated spare that is shorter than a member is forgotten with the power (``exempt``). To md
+    one of a RAID 50 or 60 is a spare of the first span.
 
     A spare takes 8 cycles, what the superblock takes, and what the drive takes.
 
@@ -229,6 +229,7 @@ class SpareKeeper(wiring.Component):
         with m.If(home.dedicated):
             m.d.comb += [
                 facts.set_uuid.eq(self._record.set_uuid),
+                facts.place.last.eq(shape.spans - 1),
                 facts.level.eq(self._shape.level),
                 facts.layout.eq(self._shape.layout),
                 facts.strip_shift.eq(shape.strip_shift),
@@ -407,7 +408,7 @@ class SpareKeeper(wiring.Component):
         port, edit = self._port, self.edit.payload
         makes = self._makes.bit_select(port, 1)
         says, sure = self._says.bit_select(port, 1), self._sure.bit_select(port, 1)
-        kept = self.kept.bit_select(self._home.array, 1) & self._shape.expressible
+        kept = self.kept.bit_select(self._home.array, 1)
         short = Array(self.capacity)[port] < self._geometry.rows + DATA_OFFSET_BLOCKS
         unfit = self._home.dedicated & (~kept | short)
         with m.State("CHOOSE"):

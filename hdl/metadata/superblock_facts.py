@@ -1,4 +1,4 @@
-"""What the superblocks of an array say, and which of its arrays md can express."""
+"""What the superblocks of an array say, and how md has it."""
 
 from amaranth.hdl import Module
 from amaranth.lib import data, wiring
@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.flow.geometry import WIDTH_BITS, Level, Rotation, geometry
+from hdl.metadata.spans import Place
 
 UUID_BITS = 128
 EVENT_BITS = 64
@@ -31,12 +32,14 @@ ROTATIONS = {
 
 
 class SuperblockFacts(data.Struct):
-    """What the superblocks of all members of an array say.
+    """What the superblocks of all members of an array say, or of one of its spans.
 
     Fields
     ------
     set_uuid
-        The identity of the array.
+        The identity of the array, which is that of its first span.
+    place
+        Which span it is.
     level, layout
         md's level (0, 1, 5, 6 or 10) and layout.
     strip_shift
@@ -58,6 +61,7 @@ class SuperblockFacts(data.Struct):
     """
 
     set_uuid: UUID_BITS
+    place: Place
     level: 4
     layout: LAYOUT_BITS
     strip_shift: 4
@@ -76,7 +80,7 @@ class MdShape(wiring.Component):
 
     A RAID 1 that holds fewer copies than it has drives is a RAID 10 to md, which places blocks as
     the card does. A JBOD is a RAID 1 of one drive. md has no triple parity. It is level 7, which md
-    does not know and so does not start.
+    does not know and so does not start. A span of several is what an array of its width would be.
 
     Parameters
     ----------
@@ -89,8 +93,6 @@ class MdShape(wiring.Component):
         The array.
     level, layout
         As md has them.
-    expressible
-        A superblock can say what the array is. It has one span.
     """
 
     def __init__(self, *, config: Config):
@@ -99,28 +101,25 @@ class MdShape(wiring.Component):
                 "geometry": In(geometry(config)),
                 "level": Out(4),
                 "layout": Out(LAYOUT_BITS),
-                "expressible": Out(1),
             }
         )
 
     def elaborate(self, platform) -> Module:
         m = Module()
         shape = self.geometry
-        one_span = shape.spans == 1
         with m.Switch(shape.level):
             with m.Case(Level.RAID0):
-                m.d.comb += [self.layout.eq(RAID0_LAYOUT), self.expressible.eq(1)]
+                m.d.comb += self.layout.eq(RAID0_LAYOUT)
             with m.Case(Level.RAID1, Level.RAID10):
                 mirrors = (shape.level == Level.RAID1) & (shape.copies == shape.width)
-                m.d.comb += self.expressible.eq(1)
                 with m.If(mirrors):
                     m.d.comb += self.level.eq(1)
                 with m.Else():
                     m.d.comb += [self.level.eq(10), self.layout.eq(NEAR | shape.copies)]
             with m.Case(Level.JBOD):
-                m.d.comb += [self.level.eq(1), self.expressible.eq(1)]
+                m.d.comb += self.level.eq(1)
             with m.Case(Level.RAID5, Level.RAID6, Level.RAIDTP):
-                m.d.comb += [self.level.eq(shape.level), self.expressible.eq(one_span)]
+                m.d.comb += self.level.eq(shape.level)
                 with m.Switch(shape.rotation):
                     for rotation, code in ROTATIONS.items():
                         with m.Case(rotation.value):

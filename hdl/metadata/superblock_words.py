@@ -3,7 +3,7 @@
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
 from hdl.config import DATA_OFFSET_BLOCKS, SECTOR_BITS, SECTORS_PER_BLOCK
-from hdl.metadata import bitmap
+from hdl.metadata import bitmap, spans
 from hdl.metadata.superblock import (
     FAULTY,
     HEAD_WORDS,
@@ -35,6 +35,7 @@ def lasting_words(m: Module, number: Value, facts: SuperblockFacts, role: Value)
     values: dict[int, Value | int] = {
         Word.MAGIC: MAGIC,
         Word.MAJOR_VERSION: MAJOR_VERSION,
+        Word.CTIME + 1: spans.created(facts.place),
         Word.LEVEL: facts.level,
         Word.LAYOUT: facts.layout,
         Word.CHUNK: Mux(has_strips, SECTORS_PER_BLOCK << facts.strip_shift, 0),
@@ -46,6 +47,8 @@ def lasting_words(m: Module, number: Value, facts: SuperblockFacts, role: Value)
     }
     for place in range(4):
         uuid = facts.set_uuid.word_select(place, WORD_BITS)
+        if Word.SET_UUID + place == spans.UUID_WORD:
+            uuid = spans.identity(uuid, facts.place.span)
         values[Word.SET_UUID + place] = uuid
         # No device has it twice, also if a role gets a new drive.
         events = [facts.events.word_select(half, WORD_BITS) for half in range(2)]
