@@ -459,7 +459,7 @@ def test_odd_ports_narrow():
         name="drives_p5_w64",
         module=__name__,
         testcase="random_traffic",
-        parameters={"PORTS": "5", "WIDTH": "64", "COUNT": "60"},
+        parameters={"PORTS": "5", "WIDTH": "64", "COUNT": "200"},
     )
 
 

@@ -205,18 +205,15 @@ def compare(
 
 
 MIXED = Load(workers=8, writes=0.5, longest=4)
+MANY = Load(workers=400, writes=0.7, longest=32)
 FLOODS = {
     "writes": Hang(load=Load(workers=256, writes=1.0, longest=32)),
     "reads": Hang(load=Load(workers=256, writes=0.0, longest=32)),
-    "degraded": Hang(load=Load(workers=256, writes=0.3, longest=32), pulled=True),
-    "mirror": Hang(load=Load(workers=256, writes=0.5, longest=32), level=Level.RAID10),
-    "rebuild": Hang(
-        load=Load(workers=256, writes=0.5, longest=32), pulled=True, job=WalkKind.REBUILD
-    ),
+    "degraded": Hang(load=MANY, pulled=True),
+    "mirror": Hang(load=MANY, level=Level.RAID10),
+    "rebuild": Hang(load=MANY, pulled=True, job=WalkKind.REBUILD),
     "check": Hang(load=Load(workers=256, writes=0.5, longest=32), job=WalkKind.CHECK),
-    "resync": Hang(
-        load=Load(workers=256, writes=0.5, longest=32), level=Level.RAID10, job=WalkKind.RESYNC
-    ),
+    "resync": Hang(load=MANY, level=Level.RAID10, job=WalkKind.RESYNC),
     # All that the queues take, but for those of the other array and a few to spare.
     "full": Hang(load=Load(workers=CONFIG.fetched_commands - 32, writes=0.5, longest=8)),
 }
