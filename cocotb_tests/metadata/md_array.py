@@ -36,6 +36,9 @@ NAMES = {one: one.name.lower().replace("_", "-") for one in Rotation} | {
 """What mdadm calls them."""
 
 
+SPAN_BYTE = 11
+"""Of the identity of an array: that to which the number of the span is added."""
+
 EXPRESSIBLE = (
     Level.JBOD,
     Level.RAID0,
@@ -45,7 +48,7 @@ EXPRESSIBLE = (
     Level.RAIDTP,
     Level.RAID10,
 )
-"""Levels that a superblock can tell, of one span."""
+"""Levels that a superblock can tell."""
 
 
 @dataclass(kw_only=True)
@@ -54,6 +57,9 @@ class Array:
 
     level: Level
     width: int
+    spans: int
+    span: int
+    """That of the member whose superblock it is."""
     copies: int
     rotation: Rotation
     strip_shift: int
@@ -87,7 +93,7 @@ class Array:
         self.alive = everybody & ~(generator.getrandbits(32) & generator.getrandbits(32))
         self.rebuilding = self.alive & generator.getrandbits(32) & generator.getrandbits(32)
         self.rebuilt = generator.randrange(self.rows)
-        self.marked = self.md[0] in (1, 5, 6) and self.rebuilt % 2 == 1
+        self.marked = self.spans == 1 and self.md[0] in (1, 5, 6) and self.rebuilt % 2 == 1
 
     def roles(self) -> tuple[int, ...]:
         """By device numbers."""
@@ -114,8 +120,12 @@ class Array:
         level, layout = self.md
         sectors = self.rows * SECTORS_PER_BLOCK
         one = Superblock(
-            set_uuid=self.set_uuid,
+            set_uuid=bytes(
+                byte ^ self.span if place == SPAN_BYTE else byte
+                for place, byte in enumerate(self.set_uuid)
+            ),
             set_name=b"striata",
+            ctime=(16 * (self.spans - 1) + self.span) << 40,
             level=level,
             layout=layout,
             size=0 if level == 0 else sectors,
@@ -142,9 +152,14 @@ def random_array(generator: random.Random, *, level: Level | None = None) -> Arr
         rotation = generator.choice([*Rotation])
         if level is not Level.RAID6 and rotation in DDF:
             rotation = Rotation.RIGHT_SYMMETRIC
+    spans = 1
+    if level in (Level.RAID5, Level.RAID6, Level.RAIDTP):
+        spans = generator.choice((1, min(2, 32 // width), 32 // width))
     array = Array(
         level=level,
         width=width,
+        spans=spans,
+        span=generator.randrange(spans),
         copies=copies,
         rotation=rotation,
         strip_shift=generator.randrange(9),
@@ -168,7 +183,7 @@ def show(dut, config: Config, array: Array) -> None:
         level=array.level,
         width=array.width,
         copies=array.copies,
-        spans=1,
+        spans=array.spans,
         strip_shift=array.strip_shift,
         rotation=array.rotation.value,
         rows=array.rows,
@@ -176,6 +191,7 @@ def show(dut, config: Config, array: Array) -> None:
     dut.facts.value = pack(
         SuperblockFacts,
         set_uuid=int.from_bytes(array.set_uuid, "little"),
+        place={"span": array.span, "last": array.spans - 1},
         strip_shift=array.strip_shift,
         rows=array.rows,
         width=array.width,

@@ -106,7 +106,6 @@ class WriterRoom(wiring.Component):
                 "drives": Out(DrivePort(config)).array(config.ports),
                 "geometry": In(geometry(config)),
                 "facts": In(SuperblockFacts),
-                "expressible": Out(1),
                 "edit": In(stream.Signature(superblock_edit(config))),
                 "done": Out(stream.Signature(DriveStatus)),
                 "kept_read": In(kept_read(config)),
@@ -141,7 +140,6 @@ class WriterRoom(wiring.Component):
             connect(m, drives.line_write[path], store.write[path])
         m.d.comb += [
             shape.geometry.eq(self.geometry),
-            self.expressible.eq(shape.expressible),
             writer.facts.eq(self.facts),
             writer.facts.level.eq(shape.level),
             writer.facts.layout.eq(shape.layout),

@@ -398,7 +398,8 @@ async def judges_as_md(dut):
     for _ in range(int(os.environ["ROUNDS"])):
         outcomes.update(await bench.check())
     assert bench.spares
-    cocotb.log.info("spans: %s", dict(bench.spans))
+    never = set(Hindrance) - set(bench.spans)
+    assert not never, f"no span is ever {never}"
     assert set(outcomes) == set(Hindrance), f"never: {set(Hindrance) - set(outcomes)}"
 
 
@@ -459,6 +460,22 @@ class TakesAnySpare(Assembler):
         return self._own_role == SPARE
 
 
+class TakesSpansAlone(Assembler):
+    """A planted bug: each span is an array."""
+
+    def _note_span(self, m):
+        super()._note_span(m)
+        m.d.sync += self.found.payload.place.last.eq(0)
+
+
+class ForgetsOtherSpans(Assembler):
+    """A planted bug: drives of other spans are not of the array."""
+
+    def _match(self, m):
+        super()._match(m)
+        m.d.sync += self._aside.eq(0)
+
+
 class NeedsNoCopy(Assembler):
     """A planted bug: a RAID 10 does without both copies of a strip."""
 
@@ -485,10 +502,12 @@ def test_assembler():
             pytest.param(bug, marks=pytest.mark.slow)
             for bug in (
                 BelievesTheLate,
+                ForgetsOtherSpans,
                 LosesTheBorrow,
                 NeedsNoCopy,
                 StartsInDoubt,
                 TakesAnySpare,
+                TakesSpansAlone,
                 TakesTheLastOfTwo,
                 WaitsForNobody,
             )

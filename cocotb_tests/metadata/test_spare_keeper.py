@@ -87,7 +87,7 @@ class Port:
     def is_kept(self) -> bool:
         """It is a spare, and its drive has to say so."""
         kept = self.spare and self.present and not (self.used or self.failed or self.owned)
-        return kept and self.home not in (NESTED, LONG)
+        return kept and self.home != LONG
 
 
 class Bench:
@@ -155,7 +155,7 @@ class Bench:
         port = self.ports[block.port]
         makes = block.edit == Edit.MAKE
         assert makes or block.edit == Edit.ERASE
-        forgotten = port.spare and port.home in (NESTED, LONG)
+        forgotten = port.spare and port.home == LONG
         assert makes in port.was or (forgotten and not makes), f"{port} is not to be written"
         assert port.drive.asked, f"{port} holds what nobody knows"
         assert not (port.used or port.owned), f"{port} is the keeper's"
@@ -168,7 +168,8 @@ class Bench:
             if home is not None:
                 shape = unpack(geometry(CONFIG), self._geometry(home))
                 assert (facts.level, facts.width, facts.rows) == (5, shape.width, shape.rows)
-                assert home not in (NESTED, LONG), "it is forgotten anyway"
+                assert (facts.place.span, facts.place.last) == (0, shape.spans - 1)
+                assert home != LONG, "it is forgotten anyway"
             self.seen["made"] += 1
         self.seen["erased"] += not makes
         self._edits = True
@@ -406,7 +407,7 @@ class Bench:
             assert answer.status == ManageStatus.DRIVE_UNAVAILABLE
             assert port.failed or port.owned or had_owner, port
         if opcode == ManageOpcode.ADD_SPARE and done and not port.used and port.spare:
-            forgotten = port.home in (NESTED, LONG)
+            forgotten = port.home == LONG
             assert forgotten or port.drive.page == self._set(port.home), port
         if opcode == ManageOpcode.REMOVE_SPARE and done and not port.spare:
             assert not port.drive.made, port

@@ -1,9 +1,11 @@
 """Arrays live on their drives: a card with `Config.metadata` loses its power at any time."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from amaranth.hdl import Module
@@ -14,7 +16,7 @@ from cocotb_tests.metadata.mdadm import write_drive
 from cocotb_tests.native.native_lives import job_ends, made
 from hdl.background.idle_flush import IdleFlush
 from hdl.background.jobs import JobState
-from hdl.config import BLOCK_BYTES
+from hdl.config import BLOCK_BYTES, SECTORS_PER_BLOCK
 from hdl.controller import Controller
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
@@ -25,6 +27,7 @@ from hdl.stripe.planning.row_planning import RowPlanning
 from powercut.lives import (
     CONFIG,
     DRIVE,
+    DRIVE_UNAVAILABLE,
     LEVELS,
     POLL_NS,
     Known,
@@ -33,7 +36,7 @@ from powercut.lives import (
 )
 from powercut.marks import BITMAP, marked_rows, sets
 from sim.golden.intent_bitmap import HEAD_BYTES
-from sim.golden.superblock import CLEAN, Superblock
+from sim.golden.superblock import CLEAN, FAULTY, SPARE, Superblock
 from sim.md.machine import Assembly, assembled, drive, run
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
@@ -250,6 +253,56 @@ def test_spans_come_back():
                 assert (page.role, page.raid_disks) == (role % width, width), page
                 assert page.level == 5 and page.ctime >> 40 == 16 + role // width, page
     assert lives.seen["arrays brought up with spans"] == 3
+
+
+def test_spans_that_were_used_alone():
+    """A Linux has started one span several times, and not the others. Whatever their events, the
+    card takes both. If one is dirty and the other lacks a drive, the host has to say so."""
+    lives = Lives(SEED)
+    ports = range(6)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID5, [*ports], spans=2)
+        await job_ends(card, array)
+        await lives.shut_down(card)
+
+    async def back(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        await job_ends(card, lives.arrays[0])
+        await lives.shut_down(card)
+
+    async def doubtful(card: SimulatedCard) -> None:
+        """Imported by a drive of either span."""
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+        for port in (1, 4):
+            with pytest.raises(NvmeError) as caught:
+                await raid.import_array(card.nvme, port, degraded=True)
+            assert caught.value.status == DRIVE_UNAVAILABLE
+        await raid.import_array(card.nvme, 4, degraded=True, assumed=True)
+        lives.arrays[0].lost = {0}
+        await lives.look(card)
+
+    def used(ports: Iterable[int], **values: Any) -> None:
+        """These have been used meanwhile."""
+        for port in ports:
+            one = Superblock.unpack(lives.page(port), sectors=SECTORS)
+            lives.images[port][1] = replace(one, events=one.events + 7, **values).pack()
+
+    with lives.power() as card:
+        card.run(begin(card))
+    used(ports[3:])
+    with lives.power() as card:
+        card.run(back(card))
+    events = {Superblock.unpack(lives.page(port), sectors=SECTORS).events for port in ports}
+    assert len(events) == 1, events
+    used(ports[1:3], roles=(FAULTY, 1, 2, *[SPARE] * 125))
+    used(ports[3:], resync_offset=0)
+    with lives.power() as card:
+        card.run(doubtful(card))
+    assert lives.seen["arrays brought up with spans"] == 2
 
 
 def test_drives_that_come_later():
@@ -712,6 +765,48 @@ def test_linux_uses_the_bitmaps(tmp_path: Path):
         assert len(after.roles) == len(job.given), (level, after)
 
 
+@pytest.mark.slow
+@needs_linux
+def test_linux_reads_spans(tmp_path: Path):
+    """Linux joins the spans, and reads what the host has written."""
+    lives = Lives(SEED)
+    width, spans = 3, 2
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID5, [*range(spans * width)], spans=spans)
+        await job_ends(card, array)
+        await lives.shut_down(card)
+
+    with lives.power() as card:
+        card.run(begin(card))
+    given = [f"spans.{port}.img" for port in range(spans * width)]
+    for name, image in zip(given, lives.images, strict=True):
+        areas = {SECTORS_PER_BLOCK * block: data for block, data in image.items()}
+        write_drive(tmp_path / name, SECTORS_PER_BLOCK * DRIVE.capacity, areas)
+    drives = [drive(number) for number in range(spans * width)]
+    devices, first, second = ("/dev/md1", "/dev/md2"), drives[:width], drives[width:]
+    job = Assembly(
+        name="spans",
+        given=given,
+        attempts=[
+            ["--assemble", "/dev/md1", *first],
+            ["--assemble", "/dev/md2", *second],
+            ["--build", "/dev/md0", "--level=0", "--chunk=16", "--raid-devices=2", *devices],
+            ["--detail", "/dev/md1"],
+            ["--detail", "/dev/md2"],
+        ],
+        bytes=BLOCK_BYTES * DRIVE.capacity,
+    )
+    run(tmp_path, [job])
+    after = assembled(tmp_path, job)
+    print(after.said)
+    assert after.said.count("State : clean") == spans
+    (array,) = lives.arrays
+    assert after.data is not None
+    for block, number in array.stored.items():
+        data = after.data[BLOCK_BYTES * block : BLOCK_BYTES * (block + 1)]
+        assert data == contents(block, number), block
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_more_lives(seed):
