@@ -103,7 +103,8 @@ def sets_of(there: dict[int, Superblock]) -> list[Set]:
         for span in range(last + 1):
             uuid = of_span(first.set_uuid, own ^ span)
             groups.append({port: one for port, one in left.items() if one.set_uuid == uuid})
-        everybody = bits(port for found in groups for port in found)
+        uuids = {of_span(first.set_uuid, span) for span in range(16 if last else 1)}
+        everybody = bits(port for port, one in left.items() if one.set_uuid in uuids)
         for span, found in enumerate(groups):
             agreed = replace(first, set_uuid=of_span(first.set_uuid, own ^ span))
             if last:

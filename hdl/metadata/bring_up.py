@@ -2,7 +2,7 @@
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.flow.drive_states import DriveStates
@@ -18,8 +18,8 @@ from hdl.metadata.bitmap import OFFSET
 from hdl.metadata.bitmap_reader import BitmapReads
 from hdl.metadata.found_set import Hindrance
 from hdl.metadata.host_changes import Import, Imports
-from hdl.metadata.records import listed, record, record_read
-from hdl.metadata.spans import UUID_WORD, created, identity
+from hdl.metadata.records import listed, record, record_read, span_read
+from hdl.metadata.spans import SPAN_BITS, UUID_WORD, created, identity
 from hdl.metadata.spare_keeper import global_set, known_spare
 from hdl.metadata.superblock import WORD_BITS, Feature, Word, kept_address, kept_read
 from hdl.metadata.superblock_facts import EVENT_BITS
@@ -135,6 +135,8 @@ class BringUp(wiring.Component):
         A drive has become a spare that says so.
     brought_up
         What the superblocks of the array say that is being brought up.
+    span_read
+        The events of each of its spans. Of no meaning for a span that it does not have.
     placed_read
         Its members, for `hdl.array.tables.tables.ArrayTables`.
     ready
@@ -167,6 +169,7 @@ class BringUp(wiring.Component):
                 "listed": Out(Pulse(listed(config))),
                 "spare": Out(Pulse(known_spare(config))),
                 "brought_up": Out(record()),
+                "span_read": In(span_read()),
                 "placed_read": In(placed_read(config)),
                 "ready": Out(1),
                 "busy": Out(1),
@@ -174,6 +177,7 @@ class BringUp(wiring.Component):
         )
         self._assembler = Assembler(config=config)
         self._placed = Table(placed_member(config), MAX_DRIVES)
+        self._span_events = Table(EVENT_BITS, 1 << SPAN_BITS)
         self._cycles = Signal(range(SETTLE_CYCLES + 1))
         # Drives that were known as they were last looked at.
         self._seen = Signal(config.ports)
@@ -225,6 +229,8 @@ class BringUp(wiring.Component):
         m = Module()
         m.submodules.assembler = assembler
         m.submodules.placed = self._placed
+        m.submodules.span_events = self._span_events
+        connect(m, flipped(self.span_read), self._span_events.reads[0])
         self._tell_places(m)
         self._found = found.payload
         m.d.comb += [
@@ -462,7 +468,8 @@ class BringUp(wiring.Component):
                     m.d.sync += self._made.eq(0)
             self._note_use(m, data)
             with m.If(step == len(READ_WORDS) - 1):
-                with m.If(self._is_first | (events > self.brought_up.events)):
+                m.d.comb += self._span_events.store(address=found.place.span, data=events)
+                with m.If(self._is_first):
                     m.d.sync += self.brought_up.events.eq(events)
                 m.next = "ASK_ARRAY"
                 with m.If(~(self._is_first | self._only_spares)):

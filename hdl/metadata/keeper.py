@@ -15,7 +15,8 @@ from hdl.kit.pick import lowest_bit
 from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.metadata.bitmap import md_uses
-from hdl.metadata.records import listed, record, record_read
+from hdl.metadata.records import listed, record, record_read, span_read
+from hdl.metadata.spans import SPAN_BITS
 from hdl.metadata.superblock_facts import EVENT_BITS, MdShape, SuperblockFacts
 from hdl.metadata.superblock_writer import PAGES, Edit
 from hdl.metadata.superblocks import member_edit
@@ -88,7 +89,9 @@ class Keeper(wiring.Component):
     drive stores them.
 
     To md each span of a RAID 50 or 60 is an array of its own, with roles of its own. All spans are
-    written as one, and have the same events.
+    written as one. Linux may have used one of them alone. So one may have more events than another,
+    and keeps them: members of a span that got far more than the others would be alone if power went
+    before they had them as well.
 
     Each member has the list of the array's volumes as well. It is written to a drive that becomes a
     member, and to all members after each change of a volume. A list is newer than another one if
@@ -119,6 +122,8 @@ class Keeper(wiring.Component):
         These changes, for `hdl.array.tables.tables.ArrayTables`.
     brought_up
         A level. With a CREATE_ARRAY that is ``placed``: what the superblocks of the array say.
+    span_read
+        How often each span of that array has changed.
     card
         What identities of arrays are made of. The lower half of one is the card's identity.
     drives
@@ -192,6 +197,7 @@ class Keeper(wiring.Component):
                 "changes": In(Changes(config)),
                 "table_changes": Out(Changes(config)),
                 "brought_up": In(record()),
+                "span_read": Out(span_read()),
                 "card": In(Card()),
                 "drives": In(DriveStates()),
                 "parting": In(MAX_DRIVES),
@@ -234,6 +240,8 @@ class Keeper(wiring.Component):
             }
         )
         self._records = Table(record(), config.arrays, reads=4)
+        # By span and array: how many more events its superblocks have than those of the first.
+        self._more = Table(EVENT_BITS, 1 << (SPAN_BITS + config.array_bits))
         self._homes = Table(home(config), MAX_DRIVES)
         self._owners = Table(config.array_bits, config.volumes)  # the array of each volume
         self._shape = MdShape(config=config)
@@ -311,6 +319,7 @@ class Keeper(wiring.Component):
         self._of_volume = Signal()  # the change is of a volume
         self._changed = Signal(config.array_bits)
         self._placed = Signal()
+        self._span = Signal(SPAN_BITS)  # whose events are noted
         self._assumed = Signal()
         self._count = Signal(COUNT_BITS)
         self._nonce = Signal(len(self.card.nonce))
@@ -320,6 +329,7 @@ class Keeper(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         m.submodules.records = self._records
+        m.submodules.more = self._more
         m.submodules.homes = self._homes
         m.submodules.owners = self._owners
         m.submodules.shape = self._shape
@@ -392,7 +402,9 @@ class Keeper(wiring.Component):
             facts.strip_shift.eq(shape.strip_shift),
             facts.rows.eq(shape.rows),
             facts.width.eq(shape.width),
-            facts.events.eq(self._record.events),
+            facts.events.eq(self._record.events + self._more.reads[0].data),
+            self._more.reads[0].address.eq(Cat(facts.place.span, self._array)),
+            self.span_read.address.eq(self._span),
             facts.marked.eq(self._config.durable_marks & md_uses(m, self._config, shape)),
             self.forsaken.payload.eq(self._array),
         ]
@@ -520,6 +532,19 @@ class Keeper(wiring.Component):
                 m.next = "NOTE"
                 with m.If(creates):
                     m.d.sync += self._changed.eq(told.payload.index)
+                    with m.If(told.payload.status == ManageStatus.DONE):
+                        m.next = "ASK_SPAN"
+
+        with m.State("ASK_SPAN"):
+            m.next = "NOTE_SPAN"
+
+        with m.State("NOTE_SPAN"):
+            more = Mux(self._placed, self.span_read.data - self.brought_up.events, 0)
+            m.d.comb += self._more.store(address=Cat(self._span, self._changed), data=more)
+            m.d.sync += self._span.eq(self._span + 1)
+            m.next = "ASK_SPAN"
+            with m.If(self._span.all()):
+                m.next = "NOTE"
 
         # The record of a new array is written as no other is. A bitmap may be on its way to drives
         # of the array that had its number before.

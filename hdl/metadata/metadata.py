@@ -262,6 +262,7 @@ class Metadata(wiring.Component):
         connect(m, keeper.table_changes, flipped(self.table_changes))
         connect(m, keeper.member_read, flipped(self.member_read[0]))
         connect(m, self._bring_up.listed, keeper.listed)
+        connect(m, keeper.span_read, self._bring_up.span_read)
         if not self._config.durable_marks:
             connect(m, keeper.fail, flipped(self.fail))
         connect(m, flipped(self.wipe), keeper.wipe)

@@ -4,18 +4,24 @@ from amaranth.lib import data
 
 from hdl.config import Config
 from hdl.kit.table import TableRead
+from hdl.metadata.spans import SPAN_BITS
 from hdl.metadata.superblock_facts import EVENT_BITS, UUID_BITS
 
 
 def record() -> data.StructLayout:
     """What the superblocks of an array have in common and the tables do not know: its identity, and
-    how often it has changed."""
+    how often it has changed. Those of spans but the first may have changed more or less often."""
     return data.StructLayout({"set_uuid": UUID_BITS, "events": EVENT_BITS})
 
 
 def record_read(config: Config) -> TableRead:
     """Reads the record of an array."""
     return TableRead(config.array_bits, record())
+
+
+def span_read() -> TableRead:
+    """Reads how often a span has changed."""
+    return TableRead(SPAN_BITS, EVENT_BITS)
 
 
 def listed(config: Config) -> data.StructLayout:
