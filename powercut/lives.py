@@ -96,6 +96,9 @@ POLL_NS = 20_000
 START_NS = 300_000
 """How long the card takes at most until it is ready, and the host has looked at it."""
 
+STEPS_IN = 5
+"""How often the host looks whether a spare has become a member."""
+
 SOON_NS, STEP_NS = 60_000, 5_000
 """How soon power goes after a drive at most, and how often it is looked whether it goes."""
 
@@ -304,6 +307,11 @@ class Lives:
     async def look(self, card: SimulatedCard) -> None:
         """Finds the arrays that must be there, and what they must hold. There are no others."""
         found = await raid.arrays(card.nvme)
+        if any(array.lost for array in self.arrays):
+            # A spare was about to become a member as power went, and is neither.
+            for port in [port for port in self._spares if not any(self.page(port))]:
+                del self._spares[port]
+                self.seen["spares that were neither"] += 1
         for array in list(self.arrays):
             match = [one for one in found if self._is(array, one)]
             assert len(match) <= 1, (array, match)
@@ -339,7 +347,14 @@ class Lives:
     async def _look_at_spares(self, card: SimulatedCard) -> None:
         """Spares are spares, unless they have become members or their array is not there. Drives
         that are none any more are none."""
+        before = [*self._spares]
         drives = await raid.drives(card.nvme)
+        for _ in range(STEPS_IN):
+            # One that is about to become a member is neither for a moment.
+            if all(drives[port].spare or drives[port].array is not None for port in self._spares):
+                break
+            await card.transport.sleep(POLL_NS)
+            drives = await raid.drives(card.nvme)
         for port, array in self._spares.items():
             one = drives[port]
             if array is None or array in self.arrays:
@@ -357,7 +372,8 @@ class Lives:
                 self._spares[one.port] = None
                 self.seen["spares that were there, and not told"] += 1
         self._perhaps.clear()
-        for port in self._spares:
+        # One that has become a member since power came helps as well.
+        for port in {*before, *self._spares}:
             self._may_help(port)
 
     def _may_help(self, port: int) -> None:
