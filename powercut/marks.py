@@ -8,6 +8,7 @@ from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTORS_PER_BLOCK
 from sim.golden.assembly import Judgement, judge
 from sim.golden.intent_bitmap import HEAD_BYTES, IntentBitmap
 from sim.golden.layout import Layout
+from sim.golden.spans import divided, of_span
 from sim.golden.superblock import RefusedSuperblockError, Superblock
 
 EMPTY = bytes(BLOCK_BYTES)
@@ -17,10 +18,6 @@ SUPERBLOCK, BITMAP = 1, 2
 OWN_MAGIC = b"strm"
 """Of a bitmap that md is not told of."""
 UUID = slice(8, 24)
-SPAN_AT, SPAN_BYTE = 40, 11
-"""Bit of `ctime` from which on a member says which span it is of, and the byte of the identity to
-which that has been added."""
-
 SHIFT_AT = 52
 """Where such a one has log2 of the rows of a chunk."""
 
@@ -43,14 +40,6 @@ def sets(images: Sequence[Image], capacity: int) -> list[Judgement]:
             continue
         found.setdefault(one.set_uuid, {})[port] = one
     return [judge(drives) for drives in found.values()]
-
-
-def first_uuid(one: Superblock) -> bytes:
-    """The identity of the first span of the array. All bitmaps have that."""
-    span = one.ctime >> SPAN_AT & 15
-    uuid = bytearray(one.set_uuid)
-    uuid[SPAN_BYTE] ^= span
-    return bytes(uuid)
 
 
 def marked_rows(one: Superblock, page: bytes) -> set[int]:
@@ -124,7 +113,9 @@ def check_marks(images: Sequence[Image], capacity: int) -> Counter:
             continue
         marked: set[int] = set()
         pages = [images[port].get(BITMAP, EMPTY) for port in found.members.values()]
-        if any(page[UUID] != first_uuid(one) for page in pages):
+        # All spans of an array have the bitmap of the first one.
+        first = of_span(one.set_uuid, divided(one.ctime)[0])
+        if any(page[UUID] != first for page in pages):
             seen["bitmaps of others"] += 1
             continue
         for page in pages:

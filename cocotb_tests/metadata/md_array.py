@@ -8,6 +8,7 @@ from cocotb_tests.streams import pack
 from hdl.config import DATA_OFFSET_BLOCKS, SECTORS_PER_BLOCK, Config
 from hdl.flow.geometry import Level, Rotation, geometry
 from hdl.metadata.superblock_facts import SuperblockFacts
+from sim.golden.spans import made_as, of_span
 from sim.golden.superblock import CLEAN, FAULTY, SPARE, Feature, Superblock
 
 MOST_ROWS = SECTORS // SECTORS_PER_BLOCK - DATA_OFFSET_BLOCKS
@@ -35,9 +36,6 @@ NAMES = {one: one.name.lower().replace("_", "-") for one in Rotation} | {
 }
 """What mdadm calls them."""
 
-
-SPAN_BYTE = 11
-"""Of the identity of an array: that to which the number of the span is added."""
 
 EXPRESSIBLE = (
     Level.JBOD,
@@ -120,12 +118,9 @@ class Array:
         level, layout = self.md
         sectors = self.rows * SECTORS_PER_BLOCK
         one = Superblock(
-            set_uuid=bytes(
-                byte ^ self.span if place == SPAN_BYTE else byte
-                for place, byte in enumerate(self.set_uuid)
-            ),
+            set_uuid=of_span(self.set_uuid, self.span),
             set_name=b"striata",
-            ctime=(16 * (self.spans - 1) + self.span) << 40,
+            ctime=made_as(self.span, self.spans - 1),
             level=level,
             layout=layout,
             size=0 if level == 0 else sectors,

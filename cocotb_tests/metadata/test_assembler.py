@@ -19,7 +19,8 @@ from hdl.flow.geometry import WIDTH_BITS, Level, Rotation
 from hdl.metadata.assembler import Assembler
 from hdl.metadata.found_set import Hindrance, found_set
 from hdl.metadata.superblock import KEPT_WORDS, MOST_DEVICES, SPARE, Word
-from sim.golden.assembly import ALIKE, judge
+from sim.golden.assembly import ALIKE, PARITIES, judge
+from sim.golden.spans import divided, made_as, of_span
 from sim.golden.superblock import CLEAN, Feature, Superblock
 
 SIZES = Config(data_width=128, ports=16, lines=256)
@@ -54,8 +55,6 @@ ROTATIONS = {
 
 STRIPS = {8 << shift: shift for shift in range(9)}
 """log2 of the blocks of a strip, by its sectors."""
-
-PARITY_LEVELS = (5, 6, 7)
 
 LEAST_DISKS = {0: 2, 1: 1, 4: 3, 5: 3, 6: 4, 7: 5, 10: 2}
 
@@ -116,24 +115,6 @@ def sets_of(there: dict[int, Superblock]) -> list[Set]:
     return sets
 
 
-def divided(ctime: int) -> tuple[int, int]:
-    """Which span it is by the time at which it was made, and which is the last one: the
-    microseconds of a time that has no seconds. (0, 0) if it is none."""
-    last, span = divmod(ctime >> 40, 16)
-    is_span = ctime % (1 << 40) == 0 and 0 < last < 16 and span <= last
-    return (span, last) if is_span else (0, 0)
-
-
-def made_as(span: int, last: int) -> int:
-    """The other way round."""
-    return (16 * last + span) << 40
-
-
-def of_span(uuid: bytes, span: int) -> bytes:
-    """The identity of another span by that of the first one."""
-    return bytes(byte ^ span if place == 11 else byte for place, byte in enumerate(uuid))
-
-
 def expected(group: Set) -> Expected:
     """Of one set."""
     found = group.found
@@ -146,9 +127,8 @@ def expected(group: Set) -> Expected:
         judgement = replace(judgement, members={}, rebuilding={}, left_out=frozenset())
     seated = [*judgement.members.values(), *judgement.rebuilding.values()]
     shape = shape_of(found, one, [found[port] for port in seated])
-    if group.last and not (
-        one.level in (4, 5, 6, 7) and one.raid_disks * (group.last + 1) <= MAX_DRIVES
-    ):
+    fits = one.level in PARITIES and one.raid_disks * (group.last + 1) <= MAX_DRIVES
+    if group.last and not fits:
         shape = None
     hindrance = Hindrance.NOTHING
     alike = {name: getattr(group.first, name) for name in ALIKE}
@@ -271,7 +251,7 @@ def strange(found: dict[int, Superblock], generator: random.Random) -> dict[int,
 def spanned(number: int, generator: random.Random) -> dict[int, Superblock]:
     """Drives of an array with spans, of which something may be wrong, and perhaps a whole span
     missing."""
-    layouts = [generator.choice([one for one in ALL_LAYOUTS if one[1] in PARITY_LEVELS])]
+    layouts = [generator.choice([one for one in ALL_LAYOUTS if one[1] in PARITIES])]
     count = generator.choice((2, 2, 2, 3, 4))
     if generator.random() < 0.1:
         layouts = ALL_LAYOUTS

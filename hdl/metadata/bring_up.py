@@ -584,7 +584,7 @@ class BringUp(wiring.Component):
                     with m.If(found.place.span == found.place.last):
                         m.next = "JUDGE"
 
-        # Of several spans each can be dirty or lack a drive, and no other both.
+        # If one span is dirty and another lacks a drive, neither is hindered, and the array is.
         with m.State("JUDGE"):
             owner = Mux(self.lists.seen, self.lists.owner, self.brought_up.set_uuid[:IDENTITY_BITS])
             doubtful = (found.place.last != 0) & self._dirty & self._lacks
