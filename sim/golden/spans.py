@@ -1,4 +1,4 @@
-"""How the superblocks of a card's RAID 50 or 60 tell its spans from each other (docs/metadata.md)."""
+"""How superblocks of a RAID 50 or 60 tell its spans from each other (docs/metadata.md)."""
 
 UUID_BYTE = 11
 """Of the identity of a set: the byte to which the number of its span is added, without carry."""
