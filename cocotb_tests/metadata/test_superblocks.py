@@ -20,6 +20,7 @@ from hdl.flow.operation import DriveStatus
 from hdl.metadata.superblock import BLOCK, Finding
 from hdl.metadata.superblock_writer import Edit
 from hdl.metadata.superblocks import Superblocks, member_edit
+from sim.golden.spans import of_span
 from sim.golden.superblock import Superblock
 
 
@@ -42,7 +43,8 @@ class Bench(PageBench):
             drive.remove()
             await cycles_pass(self.dut.clk, self.random.randint(1, 4))
             await wait_until(self.dut, lambda: drive.idle, cycles=3000, what="its commands")
-        page = drive.storage[BLOCK] = hostile(self.random)
+        blank = self.random.random() < 0.3
+        page = drive.storage[BLOCK] = bytes(BLOCK_BYTES) if blank else hostile(self.random)
         drive.bad_reads = {BLOCK} if self.random.random() < 0.1 else set()
         drive.bad_writes = {BLOCK} if self.random.random() < 0.2 else set()
         drive.error = DriveStatus.MEDIUM_ERROR
@@ -52,7 +54,9 @@ class Bench(PageBench):
 
     async def change(self) -> None:
         """The array changes, and the superblock of one drive with it, which may go meanwhile."""
-        port = self.random.randrange(SIZES.ports)
+        members = [port for port, drive in enumerate(self.drives) if self._own(drive)]
+        ports = members if members and self.random.random() < 0.3 else range(SIZES.ports)
+        port = self.random.choice(ports)
         drive = self.drives[port]
         own = self._own(drive)
         edit = self.random.choice((Edit.CHANGE, Edit.ERASE)) if own else Edit.MAKE
@@ -92,7 +96,7 @@ class Bench(PageBench):
         if not drive.present or drive.bad_reads or expected(drive.storage[BLOCK]) != Finding.VALID:
             return None
         one = Superblock.unpack(drive.storage[BLOCK], sectors=SECTORS)
-        return one if one.set_uuid == self.array.set_uuid else None
+        return one if one.set_uuid == of_span(self.array.set_uuid, self.array.span) else None
 
     def _check_page(self, edit: Edit, own: Superblock | None, role: int, page: bytes) -> None:
         if edit is Edit.ERASE:
