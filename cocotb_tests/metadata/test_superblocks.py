@@ -188,4 +188,4 @@ BUGS = BelievesTheExchanged, BelievesTheFailed, FollowsThePort, WritesAtOnce
 def test_superblocks_planted_bugs_are_found(bug):
     room = SuperblocksRoom(config=SIZES, superblocks=bug)
     with pytest.raises(SimulationError, match="failed: knows_what_is_there"):
-        run(room, f"superblocks_{bug.__name__}", rounds=40)
+        run(room, f"superblocks_{bug.__name__}", rounds=400)

@@ -411,7 +411,7 @@ class DrivesModel:
                 seed=seed,
                 callback=lambda one: self.begun.update({one.slot: (one.array, one.row)}),
             )
-        StreamSink(
+        self.asked = StreamSink(
             dut,
             "operation",
             layout=operation(config),
@@ -620,7 +620,7 @@ class ParityModel:
         self._done = StreamSource(
             dut, "pass_done", layout=pass_done(config), active=active, seed=seed
         )
-        StreamSink(
+        self.asked = StreamSink(
             dut,
             "step",
             layout=step(config),

@@ -33,6 +33,7 @@ from hdl.flow.operation import Opcode
 from hdl.flow.parity_pass import StepKind
 from hdl.flow.row import RowKind
 from hdl.kit.queue import Queue
+from hdl.stripe.rows.phase_queues import PhaseQueues
 from hdl.stripe.rows.progress import attempts
 from hdl.stripe.rows.row_flushes import RowFlushes
 from hdl.stripe.rows.row_operation import RowOperation
@@ -69,6 +70,29 @@ async def keeps_rows_with_drives_failing_in_between(dut):
     bench.failed |= bench.drives.gone
     bench.check_drives()
     assert bench.write_faults == 0
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def begins_a_phase_only_with_room(dut):
+    """The drives, or the parity engine, take nothing until all rows wait. Then all goes on."""
+    bench = bench_of(dut)
+    await start(dut)
+    for row in some_rows(16):
+        await bench.begin(row, joined=[*range(bench.array.data)])
+    await bench.settle()
+    bench.fail(bench.random.choice(bench.array.ports))
+    for _ in range(4):
+        for sink in (bench.drives.asked, bench.parity.asked):
+            sink.paused = True
+            # Many operations each, and few lines.
+            for row in bench.random.sample(some_rows(16), CONFIG.rows):
+                index = bench.random.randrange(bench.array.data)
+                await bench.begin(row, joined=[index], kind=RowKind.RECOVER)
+            await cycles_pass(dut.clk, 4_000)
+            assert len(bench.slots) == CONFIG.rows or sink is bench.parity.asked
+            sink.paused = False
+            await bench.settle()
+    assert bench.recovered == 8 * CONFIG.rows and not bench.read_faults
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -539,6 +563,7 @@ WORK = (
 
 
 EARLY = "recovers_early_whatever_fails"
+ROOM = "begins_a_phase_only_with_room"
 STORES = "stores_what_blocks_are_worked_out_from"
 NOT_IN_SYNC = "updates_no_row_that_is_not_in_sync"
 BY_PHASE = "counts_attempts_by_phase"
@@ -613,6 +638,15 @@ class TrustsOldParity(Sequencer):
         m = super().elaborate(platform)
         with m.If(self.operation.payload.opcode == Opcode.WRITE_UNCORRECTABLE):
             m.d.comb += self.operation.payload.block.eq(0)
+        return m
+
+
+class BeginsWithoutRoom(PhaseQueues):
+    """A planted bug: a row begins a phase whether or not all of it fits."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.room.eq(1)
         return m
 
 
@@ -822,7 +856,9 @@ def test_rows(array):
 )
 def test_rows_wide_enough_to_be_updated(array):
     sequence(
-        Sequencer, array=array, testcase=(ALL_READABLE, NOT_IN_SYNC, IN_DOUBT, BY_PHASE, STORES)
+        Sequencer,
+        array=array,
+        testcase=(ALL_READABLE, NOT_IN_SYNC, IN_DOUBT, BY_PHASE, STORES, ROOM),
     )
 
 
@@ -852,6 +888,14 @@ def test_reads_without_fua_are_caught(monkeypatch):
     monkeypatch.setattr("hdl.stripe.rows.sequencer.RowOperation", ReadsWithoutFua)
     with pytest.raises(SimulationError, match="should be FUA"):
         sequence(Sequencer, array="raid6", testcase="writes_and_recovers_with_all_drives")
+
+
+@pytest.mark.slow
+def test_phases_without_room_are_caught():
+    place = "rows.sequencer.PhaseQueues"
+    must_catch(
+        BeginsWithoutRoom, module=__name__, array="raid6_wide", testcase=ROOM, place=place
+    )
 
 
 @pytest.mark.slow
