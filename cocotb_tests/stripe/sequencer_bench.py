@@ -168,6 +168,7 @@ class Bench:
             dut.arrays__settled.value = 0
             every_cycle(dut.clk, self._judge_states())
         check_busy_after(dut, "finished")
+        check_busy_after(dut, "flushed")
         if config.array_shares:
             # One of two arrays.
             dut.exists.value = 3

@@ -693,6 +693,15 @@ class BelievesFlushes(RowFlushes):
         return m
 
 
+class FlushesAtRest(RowFlushes):
+    """A planted bug: the sequencer does not say that flushes of its rows move on."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.busy.eq(0)
+        return m
+
+
 class IgnoresRestarts(Sequencer):
     """A planted bug: drives lose nothing as they restart."""
 
@@ -896,6 +905,12 @@ def test_phases_without_room_are_caught():
     must_catch(
         BeginsWithoutRoom, module=__name__, array="raid6_wide", testcase=ROOM, place=place
     )
+
+
+@pytest.mark.slow
+def test_flushes_at_rest_are_caught():
+    place = "rows.sequencer.RowFlushes"
+    must_catch(FlushesAtRest, module=__name__, array="raid6", testcase=STORES, place=place)
 
 
 @pytest.mark.slow
