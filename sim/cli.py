@@ -2,11 +2,13 @@
 
 import argparse
 import errno
+import math
 import multiprocessing
 import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +24,9 @@ MOST_SEED = (1 << 32) - 1
 WIDE = 160
 STDOUT = 1
 READER_GONE = 128 + signal.SIGPIPE
+SWALLOWED_S = 1.0
+"""After so long an interruption that has not ended anything will not do so any more."""
+
 NOT_WRITABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC
 )  # fmt: skip
@@ -101,13 +106,20 @@ def processes(count: int) -> Iterator[ProcessPoolExecutor]:
 
     Ctrl-C reaches every process of a terminal. The processes of the pool ignore it, and this
     process ends them. So none of them writes a traceback or begins its next task. A second Ctrl-C
-    does not prevent that.
+    does not prevent that. One that comes while the processes are started waits until they have
+    been: Python swallows an exception in the middle of a fork.
     """
     before = set(multiprocessing.active_children())
-    handler = signal.signal(signal.SIGINT, _interrupt_once)
+    interrupts = _Interrupts()
+    handler = signal.signal(signal.SIGINT, interrupts.note)
     try:
-        pool = ProcessPoolExecutor(count, initializer=ignore_interrupts)
+        fork = multiprocessing.get_context("fork")
+        pool = ProcessPoolExecutor(count, mp_context=fork, initializer=ignore_interrupts)
         try:
+            pool.submit(int)  # the first task starts all processes
+            signal.signal(signal.SIGINT, interrupts.interrupt)
+            if interrupts.noted:
+                raise KeyboardInterrupt
             yield pool
         except BaseException:
             ignore_interrupts()
@@ -118,6 +130,29 @@ def processes(count: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown()
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+class _Interrupts:
+    """What Ctrl-C does to a process that has a pool.
+
+    It is an exception, and one more is none for `SWALLOWED_S`: the first is on its way out then,
+    unless it came where Python swallows exceptions.
+    """
+
+    def __init__(self):
+        self.noted = False
+        self._last = -math.inf
+
+    def note(self, *_) -> None:
+        """A handler of signals that only takes note."""
+        self.noted = True
+
+    def interrupt(self, *_) -> None:
+        """A handler of signals."""
+        now = time.monotonic()
+        if now - self._last > SWALLOWED_S:
+            self._last = now
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -134,11 +169,6 @@ def in_order(
             yield executor.map(function, items)
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
-
-
-def _interrupt_once(*_) -> NoReturn:
-    ignore_interrupts()
-    raise KeyboardInterrupt
 
 
 def ignore_interrupts() -> None:

@@ -409,6 +409,53 @@ def test_processes_end_when_interrupted(times):
     assert not children() - before and time.monotonic() < deadline
 
 
+AT_FORK = """
+import os, signal, sys
+
+from cocotb_tests.software.test_tools import work_on
+from sim.cli import program
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.register_at_fork(**{sys.argv[1]: lambda: os.kill(os.getpid(), signal.SIGINT)})
+sys.exit(program("test", lambda: work_on([], (0.0, float(sys.argv[2])))))
+"""
+"""Ctrl-C comes as the processes of a pool are started."""
+
+
+@pytest.mark.parametrize("where", ["before", "after_in_parent", "after_in_child"])
+def test_processes_are_interrupted_as_they_start(where):
+    seconds = SHORT_S if where == "after_in_child" else LONG_S / 2
+    command = [sys.executable, "-c", AT_FORK, where, str(seconds)]
+    began = time.monotonic()
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LONG_S)
+    if where == "after_in_child":
+        # It reaches only the child, which ignores it.
+        assert (ended.returncode, ended.stderr) == (0, "")
+    else:
+        assert (ended.returncode, ended.stderr) == (INTERRUPTED, "test: interrupted\n")
+        assert time.monotonic() - began < seconds
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 1.0])
+def test_interrupted_at_a_terminal(tmp_path, seconds):
+    """Ctrl-C reaches all processes of the program, so many seconds after it has begun to measure.
+    It ends, says so in a line, and leaves none behind."""
+    command = [sys.executable, "-m", "sw.characterise", "--quick", "--jobs", "2", "P2"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path)], cwd=ROOT, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert process.stdout and any("2 at once" in line for line in process.stdout)
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=LONG_S)
+    assert (process.returncode, error) == (INTERRUPTED, "characterise: interrupted\n")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    assert not list(tmp_path.iterdir())
+
+
 FIRST = multiprocessing.Lock()
 
 
