@@ -18,10 +18,17 @@ from campaign.card import Outcome
 from campaign.features import help_text, names, selected
 from campaign.run import Run
 from campaign.sizes import config_of
-from sim.cli import INTERRUPTED, Parser, in_order, positive, program, seed
+from sim.cli import (
+    INTERRUPTED,
+    Heartbeat,
+    Parser,
+    in_order,
+    positive,
+    program,
+    seed,
+    seeds,
+)
 from sim.native.build import build_controller, is_built
-
-LINE_EVERY = 25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +61,7 @@ class Total:
 
     def __init__(self):
         self.runs = 0
+        self._heartbeat = Heartbeat()
         self._commands = 0
         self._faults: Counter = Counter()
         self._seen: Counter = Counter()
@@ -61,7 +69,7 @@ class Total:
         self._began = time.monotonic()
 
     def add(self, ended: Ended, *, verbose: bool) -> None:
-        """Counts a run, and prints the counts now and then, or always."""
+        """Counts a run, and prints it, or now and then how many there are."""
         outcome = ended.outcome
         self.runs += 1
         self._faults += outcome.faults
@@ -71,8 +79,8 @@ class Total:
         self._slowest_job = max(self._slowest_job, outcome.slowest_job)
         if verbose:
             print(f"{ended.seed}: {outcome.title}: {dict(outcome.faults)} {dict(outcome.seen)}")
-        elif self.runs % LINE_EVERY == 0:
-            print(f"{self.runs} runs, {self._faults.total()} faults", flush=True)
+        else:
+            self._heartbeat.print(f"{self.runs} runs, {self._faults.total()} fault events")
 
     def print(self, verdict: str) -> None:
         """Prints the counts."""
@@ -84,6 +92,8 @@ class Total:
         for name, counts in (("faults", self._faults), ("seen", self._seen)):
             if counts:
                 print(f"{name}: " + ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
+        if not self.runs:
+            return
         print(f"slowest command: {self._slowest:.0%} of the time in which it must end")
         print(f"slowest job: {self._slowest_job:.0%} of the time in which it must end")
 
@@ -129,12 +139,12 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     total = Total()
+    numbers = seeds(parser, arguments.seed, arguments.runs)
     print(f"SEED={arguments.seed}", flush=True)
-    seeds = range(arguments.seed, arguments.seed + arguments.runs)
     failed = 0
     try:
-        build(seeds, features)
-        with in_order(partial(attempt, features), seeds, arguments.processes) as ended:
+        build(numbers, features)
+        with in_order(partial(attempt, features), numbers, arguments.processes) as ended:
             for one in ended:
                 if one.error:
                     failed += 1

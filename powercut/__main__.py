@@ -16,13 +16,20 @@ from collections import Counter
 from dataclasses import dataclass
 
 from powercut.lives import CONFIG, Lives
-from sim.cli import INTERRUPTED, Parser, in_order, positive, program, seed
+from sim.cli import (
+    INTERRUPTED,
+    Heartbeat,
+    Parser,
+    in_order,
+    positive,
+    program,
+    seed,
+    seeds,
+)
 from sim.native.build import build_controller, is_built
 
 MOST_CUTS = 20
 """Of a card."""
-
-LINE_EVERY = 25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +77,8 @@ def report(seen: Counter, cards: int, seconds: float, verdict: str) -> None:
     sees what that does."""
     cuts = seen["lives"] - cards
     print(f"{cards} cards, {cuts} cuts in {seconds:.0f} s; {verdict}")
+    if not cards:
+        return
     counts = sorted((what, count) for what, count in seen.items() if what != "lives")
     print("seen: " + ", ".join(f"{count} {what}" for what, count in counts))
 
@@ -95,8 +104,10 @@ def main() -> int:
     )
     parser.add_argument("--verbose", action="store_true", help="a line for every card")
     arguments = parser.parse_args()
-    print(f"SEED={arguments.seed}", flush=True)
     todo = tasks(arguments.seed, arguments.cuts)
+    seeds(parser, arguments.seed, len(todo))
+    print(f"SEED={arguments.seed}", flush=True)
+    heartbeat = Heartbeat()
     seen: Counter = Counter()
     cards = failed = 0
     began = time.monotonic()
@@ -118,8 +129,8 @@ def main() -> int:
                 seen += one.seen
                 if arguments.verbose:
                     print(f"{one.seed}: {dict(one.seen)}", flush=True)
-                elif cards % LINE_EVERY == 0:
-                    print(f"{cards} cards, {seen['lives'] - cards} cuts", flush=True)
+                else:
+                    heartbeat.print(f"{cards} cards, {seen['lives'] - cards} cuts")
     except KeyboardInterrupt:
         report(seen, cards, time.monotonic() - began, "interrupted")
         print(f"powercut: interrupted after {cards} of {len(todo)} cards", file=sys.stderr)

@@ -24,6 +24,7 @@ MOST_SEED = (1 << 32) - 1
 WIDE = 160
 STDOUT = 1
 READER_GONE = 128 + signal.SIGPIPE
+LINE_S = 30.0
 SWALLOWED_S = 1.0
 """After so long an interruption that has not ended anything will not do so any more."""
 
@@ -57,6 +58,27 @@ def seed(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) <= MOST_SEED):
         raise argparse.ArgumentTypeError(f"must be a number in 0..{MOST_SEED}, not {text!r}")
     return int(text)
+
+
+def seeds(parser: Parser, first: int, count: int) -> range:
+    """So many seeds from the first one on. They must exist, or a run could not be repeated."""
+    if first + count - 1 > MOST_SEED:
+        parser.error(f"argument --seed: {count} seeds from {first} on go beyond {MOST_SEED}")
+    return range(first, first + count)
+
+
+class Heartbeat:
+    """Says now and then how far a long program is."""
+
+    def __init__(self):
+        self._last = time.monotonic()
+
+    def print(self, line: str) -> None:
+        """Prints the line, if the last one is `LINE_S` old."""
+        now = time.monotonic()
+        if now - self._last >= LINE_S:
+            self._last = now
+            print(line, flush=True)
 
 
 def terminal() -> Console:

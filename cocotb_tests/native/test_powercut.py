@@ -66,7 +66,14 @@ def test_an_interruption_says_what_is_done(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--cuts", "0"), ("--cuts", "many"), ("--seed", "-1"), ("--lives", "3")]
+    "arguments",
+    [
+        ("--cuts", "0"),
+        ("--cuts", "many"),
+        ("--seed", "-1"),
+        ("--lives", "3"),
+        ("--seed", "4294967295", "--cuts", "21"),
+    ],
 )
 def test_bad_arguments_are_one_line(monkeypatch, capsys, arguments):
     with pytest.raises(SystemExit) as ended:

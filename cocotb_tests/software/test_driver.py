@@ -4,6 +4,8 @@ import pickle
 import random
 import struct
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ from sw.driver.commands import (
     Completion,
     Io,
     NvmeError,
+    Register,
     read_write,
 )
 from sw.driver.loop import Loop
@@ -58,8 +61,8 @@ def test_too_few_drives_are_named(level, ports, spans, message):
     class Refusing:
         """Refuses everything."""
 
-        async def admin(self, command: Command, what: str) -> Completion:
-            raise NvmeError(what, Completion(0, 0, 0, 0, 0, 2, 0, True))
+        async def admin(self, command: Command, what: str, hints: dict) -> Completion:
+            raise NvmeError(what, Completion(0, 0, 0, 0, 0, 2, 0, True), hints.get(2))
 
     card: Any = Refusing()
     create = raid.create_array(card, level, range(ports), spans=spans)
@@ -94,8 +97,71 @@ def test_start_again():
 def test_not_ready():
     bench = Bench()
     bench.harness.mmio_read32 = lambda offset: 0
-    with pytest.raises(TimeoutError, match=r"CSTS\.RDY did not become 1"):
+    with pytest.raises(TimeoutError, match=r"CSTS\.RDY did not become 1 in 0\.01 s"):
         bench.start()
+
+
+@pytest.mark.parametrize("units", [1, 3, 255])
+def test_waits_as_long_as_the_card_may_take(units):
+    """CAP.TO; RDY is asked for all the time, but not so often that nothing else gets done."""
+    bench = Bench()
+    asked: list[float] = []
+
+    def read(offset: int) -> int:
+        if offset == Register.CSTS:
+            asked.append(bench.harness.now_ns)
+        return units << 24 if offset == Register.CAP else 0
+
+    bench.harness.mmio_read32 = read
+    began = bench.harness.now_ns
+    with pytest.raises(TimeoutError, match=f"in {units / 2:g} s"):
+        bench.start()
+    waited = bench.harness.now_ns - began
+    assert 0.5e9 * units <= waited <= 0.5e9 * units * 1.11
+    assert len(asked) < 20_000
+    assert max(b - a for a, b in pairwise(asked)) <= min(0.1 * waited, 0.1e9) + 1e3
+
+
+def test_a_card_that_does_not_stop():
+    """Who waits for a command gets an exception all the same."""
+    bench = Bench().start()
+    bench.card.step = lambda: False
+    stopped = []
+
+    async def waits() -> None:
+        with pytest.raises(QueueStoppedError):
+            await bench.nvme.flush(1)
+        stopped.append(True)
+
+    async def main() -> None:
+        bench.transport.spawn(waits())
+        await bench.transport.sleep(1000)
+        bench.harness.mmio_read32 = lambda offset: 1
+        with pytest.raises(TimeoutError, match=r"CSTS\.RDY did not become 0"):
+            await bench.nvme.stop()
+        await bench.transport.sleep(1000)
+
+    bench.run(main())
+    assert stopped and not bench.nvme.queues
+
+
+@pytest.mark.parametrize("abrupt", [False, True])
+def test_shut_down(abrupt):
+    bench = Bench().start()
+    bench.run(bench.nvme.shut_down(abrupt=abrupt))
+    assert bench.card.read32(Register.CC) >> 14 & 3 == 1 + abrupt
+    bench.start()
+    bench.run(bench.nvme.flush(1))
+
+
+def test_a_shutdown_that_does_not_end():
+    """The card may take as long as it says in RTD3E."""
+    bench = Bench().start()
+    assert bench.nvme.identity
+    bench.nvme.identity = replace(bench.nvme.identity, shutdown_us=2_000_000)
+    bench.harness.mmio_read32 = lambda offset: 1
+    with pytest.raises(TimeoutError, match=r"CSTS\.SHST did not become 2 in 2 s"):
+        bench.run(bench.nvme.shut_down())
 
 
 def test_fatal():
@@ -107,8 +173,9 @@ def test_fatal():
 
 def test_not_started():
     bench = Bench()
-    with pytest.raises(RuntimeError, match="call start"):
-        bench.run(bench.nvme.identify(1))
+    for begin in (lambda n: n.identify(1), lambda n: n.flush(1), lambda n: n.shut_down()):
+        with pytest.raises(RuntimeError, match="call start"):
+            bench.run(begin(bench.nvme))
 
 
 # Queues
@@ -274,7 +341,15 @@ def test_lost_command():
         (lambda b: b.run(b.nvme.read(1, 0, 0, MEMORY_BASE)), r"blocks must be 1\.\.65536, not 0"),
         (lambda b: b.run(b.nvme.read(1, 0, 65537, MEMORY_BASE)), r"1\.\.65536, not 65537"),
         (lambda b: b.run(b.nvme.read(1, -1, 1, MEMORY_BASE)), "block must be a 64-bit number"),
-        (lambda b: b.run(b.nvme.read(1, 0, 20, MEMORY_BASE)), "span too many pages"),
+        (
+            lambda b: b.run(b.nvme.read(1, 0, 20, MEMORY_BASE)),
+            "are 20 pages; a command of this queue takes 8",
+        ),
+        (lambda b: b.run(b.nvme.read(1, 0, 1, MEMORY_BASE, block_bytes=1000)), "4096 or 512"),
+        (lambda b: b.run(b.nvme.read(1, 0, 1, MEMORY_BASE, 2)), r"queue must be 0\.\.1, not 2"),
+        (lambda b: b.run(b.nvme.renew_queue(-1)), r"queue must be 0\.\.1, not -1"),
+        (lambda b: b.run(b.nvme.abort(0, 1 << 16)), r"identifier must be 0\.\.65535, not 65536"),
+        (lambda b: b.run(b.nvme.start(1, 1)), "depth must be at least 2, not 1"),
         (lambda b: b.memory.read(MEMORY_BASE - 1, 1), "outside host memory"),
         (lambda b: b.memory.write(MEMORY_BASE + MEMORY_BYTES, b"x"), "outside host memory"),
     ],

@@ -25,7 +25,18 @@ from campaign.card import Outcome
 from cocotb_tests.software.records import RECORD
 from sim import wasm
 from sim.checkout import ROOT
-from sim.cli import INTERRUPTED, READER_GONE, WIDE, processes, program, terminal
+from sim.cli import (
+    INTERRUPTED,
+    MOST_SEED,
+    READER_GONE,
+    WIDE,
+    Heartbeat,
+    Parser,
+    processes,
+    program,
+    seeds,
+    terminal,
+)
 from sim.verilator import FILES, build_once
 
 NOBODY = 65534
@@ -500,6 +511,25 @@ def test_characterisation_that_measured_nothing(monkeypatch, capsys, tmp_path):
     assert program("characterise", characterise.main) == INTERRUPTED
     assert capsys.readouterr().err == "characterise: interrupted\n"
     assert (tmp_path / "results.json").read_text() == "earlier"
+
+
+def test_seeds_end(capsys):
+    """None is used that could not be asked for again."""
+    parser = Parser(prog="many")
+    assert seeds(parser, MOST_SEED - 1, 2) == range(MOST_SEED - 1, MOST_SEED + 1)
+    with pytest.raises(SystemExit):
+        seeds(parser, MOST_SEED - 1, 3)
+    assert f"3 seeds from {MOST_SEED - 1} on go beyond" in capsys.readouterr().err
+
+
+def test_long_programs_say_how_far_they_are(monkeypatch, capsys):
+    """Every half minute."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    heartbeat = Heartbeat()
+    for now in (100.0, 129.0, 131.0, 159.0, 162.0, 163.0):
+        heartbeat.print(f"at {now:.0f}")
+    assert capsys.readouterr().out == "at 131\nat 162\n"
 
 
 def slow_attempt(_, seed: int):

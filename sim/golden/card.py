@@ -119,7 +119,9 @@ class Card:
         if offset == nvme.CAP:
             return self._depth - 1 | 1 << 16
         if offset == nvme.CSTS:
-            return nvme.CSTS_READY * enabled | nvme.CSTS_FATAL * self.fatal
+            shut_down = bool(self._registers.get(nvme.CC, 0) & nvme.CC_SHUTDOWN)
+            status = nvme.CSTS_READY * enabled | nvme.CSTS_FATAL * self.fatal
+            return status | nvme.CSTS_SHUTDOWN_COMPLETE * shut_down
         return self._registers.get(offset, 0)
 
     def write32(self, offset: int, value: int) -> None:

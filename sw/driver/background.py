@@ -9,7 +9,15 @@ from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind, WalkResult
 from sw.driver import raid
-from sw.driver.commands import BLOCK_BYTES, Command, NvmeError, number
+from sw.driver.commands import (
+    BLOCK_BYTES,
+    DRIVE_UNAVAILABLE,
+    IN_USE,
+    NO_ENTRY,
+    Command,
+    NvmeError,
+    number,
+)
 from sw.driver.nvme import Nvme
 
 START_JOB = 0xD0
@@ -77,17 +85,21 @@ async def start_job(
 
     With ``resume`` it goes on where the last job was.
     """
+    if not isinstance(kind, WalkKind):
+        raise ValueError(f"kind must be a WalkKind, not {kind!r}")
     number("array", array, 8)
     number("first", first, BLOCK_NUMBER_BITS)
     fields = array | kind.value << 8 | RESUME * resume
     dwords = (fields, first & 0xFFFF_FFFF, first >> 32)
-    await nvme.admin(Command(START_JOB, dwords=dwords), f"start job on array {array}")
+    hints = {IN_USE: "delete its volumes first: all blocks of the array would be zeroed"}
+    await nvme.admin(Command(START_JOB, dwords=dwords), f"start job on array {array}", hints)
 
 
 async def stop_job(nvme: Nvme, array: int) -> None:
     """Stops the job of an array. The job can be resumed."""
     command = Command(STOP_JOB, dwords=(number("array", array, 8),))
-    await nvme.admin(command, f"stop job on array {array}")
+    hints = {NO_ENTRY: "there is no such array, or it has no job"}
+    await nvme.admin(command, f"stop job on array {array}", hints)
 
 
 async def set_rate(nvme: Nvme, percent: int) -> None:
@@ -104,7 +116,8 @@ async def replace_member(nvme: Nvme, array: int, position: int, port: int) -> No
     """
     fields = number("array", array, 8) | number("position", position, 8) << 8
     command = Command(REPLACE_MEMBER, dwords=(fields, number("port", port, 8)))
-    await nvme.admin(command, f"replace member {position} of array {array}")
+    hints = {IN_USE: "the member is not failed: migrate it instead"}
+    await nvme.admin(command, f"replace member {position} of array {array}", hints)
 
 
 async def re_add(nvme: Nvme, array: int, position: int) -> None:
@@ -115,7 +128,11 @@ async def re_add(nvme: Nvme, array: int, position: int) -> None:
     """
     fields = number("array", array, 8) | number("position", position, 8) << 8
     command = Command(RE_ADD, dwords=(fields,))
-    await nvme.admin(command, f"re-add member {position} of array {array}")
+    hints = {
+        DRIVE_UNAVAILABLE: "plug the drive at the port of the member, or replace the member",
+        IN_USE: "the member is not failed",
+    }
+    await nvme.admin(command, f"re-add member {position} of array {array}", hints)
 
 
 async def migrate_member(
@@ -129,7 +146,8 @@ async def migrate_member(
     fields = number("array", array, 8) | number("position", position, 8) << 8
     drive = number("port", port, 8) | BECOMES_SPARE * spare
     command = Command(MIGRATE, dwords=(fields, drive))
-    await nvme.admin(command, f"migrate member {position} of array {array}")
+    hints = {IN_USE: "the member is failed: replace it instead"}
+    await nvme.admin(command, f"migrate member {position} of array {array}", hints)
 
 
 async def erase_drive(nvme: Nvme, port: int, *, poll_ns: float = 1e6) -> None:
@@ -164,7 +182,11 @@ async def add_spare(nvme: Nvme, port: int, array: int | None = None) -> None:
 async def remove_spare(nvme: Nvme, port: int) -> None:
     """Makes the drive at ``port`` no hot spare any more."""
     command = Command(REMOVE_SPARE, dwords=(0, number("port", port, 8)))
-    await nvme.admin(command, f"remove spare {port}")
+    hints = {
+        NO_ENTRY: "the drive is no spare",
+        DRIVE_UNAVAILABLE: "the drive did not store it, and is a spare again when power comes back",
+    }
+    await nvme.admin(command, f"remove spare {port}", hints)
 
 
 async def _log(nvme: Nvme, page: int, entries: int) -> list[tuple[int, ...]]:

@@ -168,34 +168,44 @@ NAMES = {
 }
 """Names of statuses, by `Completion.status`, as docs/host-interface.md lists them."""
 
+INVALID_OPCODE = 0x001
+INVALID_FIELD = 0x002
+DRIVE_UNAVAILABLE = 0x1C0
+NO_ENTRY = 0x1C1
+IN_USE = 0x1C2
+
 HINTS = {
-    0x002: "docs/host-interface.md says what the command takes",
-    0x001: "the card has no such command; some need `background`",
+    INVALID_OPCODE: "the card has no such command; some need `background`",
+    INVALID_FIELD: "docs/host-interface.md says what the command takes",
     0x109: "the card has no such log; some need `background`",
-    0x1C0: "plug the drive, or name one that is listed, is no spare and belongs to no array",
-    0x1C1: "it is not in the lists; or, if one was to be created, the table is full",
-    0x1C2: "volumes go before their array; only a failed member is replaced, a good one migrates",
+    DRIVE_UNAVAILABLE: "plug the drive, or name one that is listed, is no spare and belongs to no "
+    "array",
+    NO_ENTRY: "it is not in the lists; or, if one was to be created, the table is full",
     0x1C3: "take less, or a larger drive",
     0x1C4: "the array has nothing left to work it out from",
     JOB_RUNNING: "the array has a job: stop the job first",
     0x1C6: "replace the member instead: all of it is rebuilt",
 }
-"""Advice to the user on a status, by `Completion.status`."""
+"""Advice to the user on a status, by `Completion.status`. A command may have better advice."""
 
 
 class NvmeError(Exception):
-    """A command that the device refused or failed. ``status`` is as in `Completion.status`."""
+    """A command that the device refused or failed. ``status`` is as in `Completion.status`.
 
-    def __init__(self, what: str, completion: Completion):
+    ``hint`` says what to do about it.
+    """
+
+    def __init__(self, what: str, completion: Completion, hint: str | None = None):
         # All arguments, or the exception could not be handed from one process to another.
-        super().__init__(what, completion)
+        super().__init__(what, completion, hint)
         self.what = what
         self.completion = completion
         self.status = completion.status
+        self.hint = hint or HINTS.get(self.status, "")
 
     def __str__(self) -> str:
         name = NAMES.get(self.status, "unknown status")
-        hint = f": {HINTS[self.status]}" if self.status in HINTS else ""
+        hint = f": {self.hint}" if self.hint else ""
         return f"{self.what}: {name} ({self.status:03X}h){hint}"
 
 
@@ -230,6 +240,8 @@ class IdentifyController:
     """Longest transfer in 4 KiB pages (0: no limit)."""
     namespaces: int
     volatile_write_cache: bool
+    shutdown_us: int = 0
+    """Longest time of a shutdown (RTD3E). 0: the device does not say."""
 
     @classmethod
     def unpack(cls, page: bytes) -> "IdentifyController":
@@ -243,6 +255,7 @@ class IdentifyController:
             1 << exponent if exponent else 0,
             struct.unpack_from("<I", page, 516)[0],
             bool(page[525] & 1),
+            struct.unpack_from("<I", page, 88)[0],
         )
 
 

@@ -1,5 +1,8 @@
 """NVMe host driver: brings a controller up, creates queues, reads and writes namespaces."""
 
+from collections.abc import Mapping
+
+from hdl.config import SECTOR_BYTES
 from sw.driver.commands import (
     BLOCK_BYTES,
     FEATURE_NUMBER_OF_QUEUES,
@@ -12,18 +15,25 @@ from sw.driver.commands import (
     Io,
     NvmeError,
     Register,
+    number,
     read_write,
 )
 from sw.driver.queue import MOST_TRANSFER_PAGES, QueuePair
 from sw.driver.transport import Transport
 
 ADMIN_DEPTH = 32
-READY_POLL_NS = 1000
-READY_POLLS = 10_000
+POLL_NS = 1_000
+LONG_NS = 10_000_000
+"""What is waited for so long is asked for less often: each time after a tenth of the time."""
+MOST_POLL_NS = 100_000_000
+TIMEOUT_UNIT_NS = 500_000_000
+"""Of CAP.TO (NVMe 1.4 section 3.1.1)."""
 CC_ENABLE = 1 | (6 << 16) | (4 << 20)
 """EN, 64-byte submission and 16-byte completion entries (NVMe 1.4 section 3.1.5)."""
+CC_NORMAL, CC_ABRUPT = 1 << 14, 2 << 14
 CSTS_READY = 1
 CSTS_FATAL = 2
+CSTS_SHUTDOWN, CSTS_SHUT_DOWN = 3 << 2, 2 << 2
 
 
 class Nvme:
@@ -48,10 +58,13 @@ class Nvme:
         """Resets and enables the controller, and creates up to ``queue_pairs`` I/O queue pairs.
 
         ``depth`` is reduced to the controller's limit (CAP.MQES). Raises `NvmeError` when a command
-        fails, and `TimeoutError` when the controller is not ready within 10 ms.
+        fails, and `TimeoutError` when the controller takes longer than it says that it may
+        (CAP.TO).
         """
         if queue_pairs < 1:
             raise ValueError(f"queue_pairs must be at least 1, not {queue_pairs}")
+        if depth < 2:
+            raise ValueError(f"depth must be at least 2, not {depth}")
         transport = self.transport
         await self.stop()
         depth = min(depth, (await transport.read32(Register.CAP) & 0xFFFF) + 1)
@@ -87,17 +100,40 @@ class Nvme:
 
     async def stop(self) -> None:
         """Disables the controller. Its queues are gone, and every coroutine that waits on one gets
-        an exception."""
+        an exception. So it is if the controller takes longer than CAP.TO (`TimeoutError`)."""
         await self.transport.write32(Register.CC, 0)
-        await self._wait_ready(0)
-        for queue in [*self.queues, *([self._admin] if self._admin else [])]:
-            queue.stop()
-        self.queues = []
-        self._admin = None
+        try:
+            await self._wait_ready(0)
+        finally:
+            for queue in [*self.queues, *([self._admin] if self._admin else [])]:
+                queue.stop()
+            self.queues = []
+            self._admin = None
 
-    async def admin(self, command: Command, what: str = "admin command") -> Completion:
-        """Runs an admin command. Raises `NvmeError` unless it succeeds."""
-        return self._check(what, await self._admin_queue().submit(command))
+    async def shut_down(self, *, abrupt: bool = False) -> None:
+        """Tells the controller that power will go (NVMe 1.4 section 7.6.2), and waits until it may.
+
+        The drives have stored all that has been acknowledged then. Commands that have not ended may
+        never do so, and none may be sent before `start`. Raises `TimeoutError` if the controller
+        takes longer than it says that it may (RTD3E, or CAP.TO).
+        """
+        identity = self.identity
+        if identity is None or self._admin is None:
+            raise RuntimeError("the controller is not started: call start() first")
+        await self.transport.write32(Register.CC, CC_ENABLE | (CC_ABRUPT if abrupt else CC_NORMAL))
+        await self._wait_status(
+            CSTS_SHUTDOWN, CSTS_SHUT_DOWN, "CSTS.SHST did not become 2", 1e3 * identity.shutdown_us
+        )
+
+    async def admin(
+        self,
+        command: Command,
+        what: str = "admin command",
+        hints: Mapping[int, str] | None = None,
+    ) -> Completion:
+        """Runs an admin command. Raises `NvmeError` unless it succeeds. ``hints``: what to do about
+        a status of this command."""
+        return self._check(what, await self._admin_queue().submit(command), hints)
 
     async def admin_page(self, command: Command, what: str = "admin command") -> bytes:
         """Runs an admin command that returns one 4096-byte page."""
@@ -130,10 +166,12 @@ class Nvme:
     ) -> None:
         """Reads ``blocks`` blocks into bus address ``address``. Raises `NvmeError`.
 
-        ``block_bytes`` is the size of a logical block of the namespace (`IdentifyNamespace`).
+        ``queue`` is an index in ``queues``. ``block_bytes`` is the size of a logical block of the
+        namespace (`IdentifyNamespace`).
         """
         command = read_write(Io.READ, namespace, block, blocks, 0, 0, fua)
-        await self._data(command, address, blocks * block_bytes, queue, f"Read of block {block}")
+        length = blocks * _checked(block_bytes)
+        await self._data(command, address, length, queue, f"Read of block {block}")
 
     async def write(
         self,
@@ -147,12 +185,17 @@ class Nvme:
     ) -> None:
         """Writes ``blocks`` blocks from bus address ``address``. Raises `NvmeError`."""
         command = read_write(Io.WRITE, namespace, block, blocks, 0, 0, fua)
-        await self._data(command, address, blocks * block_bytes, queue, f"Write of block {block}")
+        length = blocks * _checked(block_bytes)
+        await self._data(command, address, length, queue, f"Write of block {block}")
 
     async def abort(self, queue: int, identifier: int) -> bool:
         """Asks for the end of a command of an I/O queue (NVMe 1.4 section 5.1). Returns whether the
-        card has aborted it."""
-        dword = identifier << 16 | self.queues[queue].identifier
+        card has aborted it.
+
+        ``queue`` is an index in ``queues``. The identifiers of commands that have not ended are the
+        keys of its ``commands``.
+        """
+        dword = number("identifier", identifier, 16) << 16 | self._io_queue(queue).identifier
         completion = await self.admin(Command(Admin.ABORT, dwords=(dword,)), "Abort")
         return not completion.result & 1
 
@@ -163,24 +206,24 @@ class Nvme:
         card has not fetched gets a `QueueStoppedError`. With ``deaf`` every waiting coroutine gets
         one, since no completion is taken from now on.
         """
-        old = self.queues[queue]
-        number = (old.identifier,)
+        old = self._io_queue(queue)
+        dwords = (old.identifier,)
         old.close(deaf=deaf)
-        await self.admin(Command(Admin.DELETE_SQ, dwords=number), "Delete I/O Submission Queue")
+        await self.admin(Command(Admin.DELETE_SQ, dwords=dwords), "Delete I/O Submission Queue")
         if not deaf:
             await old.take()
-        await self.admin(Command(Admin.DELETE_CQ, dwords=number), "Delete I/O Completion Queue")
+        await self.admin(Command(Admin.DELETE_CQ, dwords=dwords), "Delete I/O Completion Queue")
         old.stop()
         self.queues[queue] = await self._create_queue(old.identifier)
 
     async def flush(self, namespace: int, queue: int = 0) -> None:
         """Makes completed writes durable. Raises `NvmeError`."""
-        self._check("Flush", await self.queues[queue].submit(Command(Io.FLUSH, namespace)))
+        self._check("Flush", await self._io_queue(queue).submit(Command(Io.FLUSH, namespace)))
 
     async def _data(
         self, command: Command, address: int, length: int, queue: int, what: str
     ) -> None:
-        self._check(what, await self.queues[queue].transfer(command, address, length))
+        self._check(what, await self._io_queue(queue).transfer(command, address, length))
 
     @property
     def admin_outstanding(self) -> int:
@@ -192,10 +235,19 @@ class Nvme:
             raise RuntimeError("the controller is not started: call start() first")
         return self._admin
 
+    def _io_queue(self, index: int) -> QueuePair:
+        if self._admin is None:
+            raise RuntimeError("the controller is not started: call start() first")
+        if not 0 <= index < len(self.queues):
+            raise ValueError(f"queue must be 0..{len(self.queues) - 1}, not {index}")
+        return self.queues[index]
+
     @staticmethod
-    def _check(what: str, completion: Completion) -> Completion:
+    def _check(
+        what: str, completion: Completion, hints: Mapping[int, str] | None = None
+    ) -> Completion:
         if not completion.ok:
-            raise NvmeError(what, completion)
+            raise NvmeError(what, completion, (hints or {}).get(completion.status))
         return completion
 
     async def _create_queue(self, identifier: int) -> QueuePair:
@@ -223,11 +275,28 @@ class Nvme:
         return queue
 
     async def _wait_ready(self, wanted: int) -> None:
-        for _ in range(READY_POLLS):
-            status = await self.transport.read32(Register.CSTS)
+        await self._wait_status(CSTS_READY, wanted, f"CSTS.RDY did not become {wanted}")
+
+    async def _wait_status(self, mask: int, wanted: int, what: str, least_ns: float = 0) -> None:
+        """Waits for bits of CSTS for CAP.TO, and for ``least_ns`` at least."""
+        transport = self.transport
+        units = await transport.read32(Register.CAP) >> 24
+        longest = max(units * TIMEOUT_UNIT_NS, least_ns, LONG_NS)
+        began = transport.now_ns()
+        while (waited := transport.now_ns() - began) <= longest:
+            status = await transport.read32(Register.CSTS)
             if status & CSTS_FATAL:
                 raise RuntimeError("the controller reports a fatal status (CSTS.CFS)")
-            if status & CSTS_READY == wanted:
+            if status & mask == wanted:
                 return
-            await self.transport.sleep(READY_POLL_NS)
-        raise TimeoutError(f"CSTS.RDY did not become {wanted}")
+            await transport.sleep(POLL_NS if waited < LONG_NS else min(waited / 10, MOST_POLL_NS))
+        raise TimeoutError(f"{what} in {longest / 1e9:g} s; a drive that hangs may be the cause")
+
+
+def _checked(block_bytes: int) -> int:
+    """The size of a logical block."""
+    if block_bytes not in (BLOCK_BYTES, SECTOR_BYTES):
+        raise ValueError(
+            f"block_bytes must be {BLOCK_BYTES} or {SECTOR_BYTES}, not {block_bytes}"
+        )
+    return block_bytes

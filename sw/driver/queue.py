@@ -123,7 +123,11 @@ class QueuePair:
             page + PAGE_BYTES * (n + 1) for n in range(-(-max(length - first, 0) // PAGE_BYTES))
         ]
         if len(pages) > 1 and len(pages) * PRP_ENTRY_BYTES > self._list_bytes:
-            raise ValueError(f"{length} bytes at {address:#x} span too many pages for this queue")
+            most = self._list_bytes // PRP_ENTRY_BYTES
+            raise ValueError(
+                f"{length} bytes at {address:#x} are {1 + len(pages)} pages; a command of this "
+                f"queue takes {most}, and one more if they do not begin with a page"
+            )
         identifier = await self._take_identifier()
         prp2 = 0
         if len(pages) == 1:

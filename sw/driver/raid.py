@@ -8,7 +8,15 @@ from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS, SECTOR_BYTES
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level, Rotation
 from hdl.flow.manage import Emulation
-from sw.driver.commands import Command, number
+from sw.driver.commands import (
+    DRIVE_UNAVAILABLE,
+    IN_USE,
+    INVALID_FIELD,
+    INVALID_OPCODE,
+    NO_ENTRY,
+    Command,
+    number,
+)
 from sw.driver.nvme import Nvme
 
 CREATE_ARRAY = 0xC0
@@ -157,6 +165,8 @@ async def create_array(
         raise ValueError(f"level must be a Level, not {level!r}")
     if strip_kib & (strip_kib - 1) or not BLOCK_BYTES // KIB <= strip_kib <= LARGEST_STRIP_KIB:
         raise ValueError(f"strip_kib must be a power of two in 4..1024, not {strip_kib}")
+    if not isinstance(rotation, Rotation):
+        raise ValueError(f"rotation must be a Rotation, not {rotation!r} (`rotation_named`)")
     for name, value in (("copies", copies), ("spans", spans)):
         if not 0 <= value <= MEMBERS:
             raise ValueError(f"{name} must be 0..{MEMBERS}, not {value}")
@@ -171,12 +181,15 @@ async def create_array(
     fields = level.value | shift << 8 | rotation.value << 12 | copies << 16 | spans << 24
     fields |= ASSUMED * assume_consistent | IDLE * (not start_job) | DEGRADED * degraded
     fields |= ZERO * zero
-    what = "create array"
+    hints = {NO_ENTRY: "delete an array first: the card has as many as it can"}
     if (width := mask.bit_count() // max(1, spans)) < LEAST[level]:
-        what += f" ({level.name} takes {LEAST[level]} drives a span or more, not {width})"
+        least = f"{LEAST[level]} drives a span or more"
+        hints[INVALID_FIELD] = f"{level.name} takes {least}, not {width}"
     elif level is Level.JBOD and width > 1:
-        what += f" (JBOD takes one drive, not {width})"
-    done = await nvme.admin(Command(CREATE_ARRAY, dwords=(fields, mask)), what)
+        hints[INVALID_FIELD] = f"JBOD takes one drive, not {width}"
+    elif zero and assume_consistent:
+        hints[INVALID_FIELD] = "zero=True and assume_consistent=True exclude each other"
+    done = await nvme.admin(Command(CREATE_ARRAY, dwords=(fields, mask)), "create array", hints)
     return done.result
 
 
@@ -186,7 +199,7 @@ async def delete_array(nvme: Nvme, array: int) -> None:
     A new array with redundancy has a job, which makes its rows consistent.
     """
     command = Command(DELETE_ARRAY, dwords=(number("array", array, 8),))
-    await nvme.admin(command, f"delete array {array}")
+    await nvme.admin(command, f"delete array {array}", {IN_USE: "delete its volumes first"})
 
 
 async def import_array(
@@ -202,7 +215,15 @@ async def import_array(
     """
     flags = DEGRADED * degraded | ASSUMED * assumed
     command = Command(IMPORT, dwords=(flags, number("port", port, 8)))
-    done = await nvme.admin(command, f"import the array of the drive at port {port}")
+    hints = {
+        INVALID_OPCODE: "only a card with `metadata` imports arrays",
+        DRIVE_UNAVAILABLE: "plug the drives that are missing, or import with degraded=True, and "
+        "with assumed=True too if power went while it was being written",
+        NO_ENTRY: "the drive belongs to no array, or the card has as many as it can",
+        IN_USE: "the drive belongs to an array that is there",
+    }
+    what = f"import the array of the drive at port {port}"
+    done = await nvme.admin(command, what, hints)
     return done.result
 
 
