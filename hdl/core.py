@@ -1,6 +1,6 @@
 """The controller behind any PCIe hard block: instances in dataflow order and their connections."""
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -22,7 +22,7 @@ from hdl.flow.row import committed
 from hdl.flow.walk import MEND_TAG, walk
 from hdl.kit.clock import earlier
 from hdl.kit.cut import Relay, Skid
-from hdl.kit.merge import Interleave, Merge, split
+from hdl.kit.merge import FirstOf, Interleave, Merge, split
 from hdl.kit.queue import Queue
 from hdl.memory.allocator import LineAllocator
 from hdl.memory.shared_read import SharedRead
@@ -503,16 +503,14 @@ class Core(wiring.Component):
             tables.restarted.eq(Cat(port.restarted for port in self.drives)),
             tables.present.eq(Cat(port.present for port in self.drives)),
         ]
-        # Always taken; a drive that is given up waits for one that failed to store data.
-        taken = Const(0)
+        # A drive that is given up waits for one that failed to store data.
         reports = [sequencer.fail, drives.fail]
         if config.metadata:
             reports.append(self._metadata.fail)
-        for report in reports:
-            m.d.comb += report.ready.eq(~taken)
-            with m.If(report.valid & report.ready):
-                m.d.comb += [tables.fail.valid.eq(1), tables.fail.payload.eq(report.payload)]
-            taken |= report.valid
+        m.submodules.reports = first = FirstOf(config.port_bits, inputs=len(reports))
+        for report, place in zip(reports, first.inputs, strict=True):
+            connect(m, report, place)
+        connect(m, first.output, tables.fail)
         connect(m, tables.drives, front_end.drives, self._dispatch.drives, sequencer.drives)
         failed = tables.drives.failed
         if config.metadata:

@@ -10,6 +10,7 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import sample
 from hdl.array.states import ArrayStates
 from hdl.array.tables.tables import ArrayTables
+from hdl.background.background import Background
 from hdl.background.jobs import JobState
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
@@ -403,6 +404,10 @@ async def marks_are_kept_until_it_is_known_who_needs_them(dut):
     dut.blamed.value = 0
     await ClockCycles(dut.clk, 100)
     assert not sample(dut.drives__suspect) and (await host.job(array))["in_sync"]
+    # Nor is another drive judged as if the rows were right.
+    await host.restart(2)
+    await host.until(lambda: not sample(dut.doubted), "a verdict", cycles=200)
+    assert not sample(dut.drives__failed) & 4, "thrown out of an inconsistent array"
     for _ in range(2):
         await host.flush_now(array)
         await ClockCycles(dut.clk, 200)
@@ -496,6 +501,15 @@ class TrustsNone(ArrayStates):
         return m
 
 
+class ForgetsDoubts(Background):
+    """Planted bug: an array counts as inconsistent only once the jobs have heard of it."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self._states.inconsistent.eq(self._jobs.inconsistent)
+        return m
+
+
 class AbsolvesNobody(ArrayTables):
     """Planted bug: drives that are kept are not flushed for jobs."""
 
@@ -510,13 +524,19 @@ class AbsolvesNobody(ArrayTables):
     [
         (TrustsAll, "a_member_is_brought_up_to_date"),
         (TrustsNone, "the_last_copy_is_kept"),
+        (ForgetsDoubts, "marks_are_kept_until_it_is_known_who_needs_them"),
         (AbsolvesNobody, "rows_that_may_be_torn_are_made_right"),
     ],
 )
 @pytest.mark.slow
 def test_planted_bugs_are_found(bug, testcase, monkeypatch):
-    users = {AbsolvesNobody: "cocotb_tests.background.background_bench"}
-    user = users.get(bug, "hdl.background.background")
-    monkeypatch.setattr(f"{user}.{bug.__base__.__name__}", bug)
+    background = Background
+    if bug is ForgetsDoubts:
+        background = bug
+    else:
+        users = {AbsolvesNobody: "cocotb_tests.background.background_bench"}
+        user = users.get(bug, "hdl.background.background")
+        monkeypatch.setattr(f"{user}.{bug.__base__.__name__}", bug)
+    assembly = Assembly(background=background)
     with pytest.raises(SimulationError, match=testcase):
-        simulate(Assembly(), name=f"restarts_{bug.__name__}", module=__name__, testcase=testcase)
+        simulate(assembly, name=f"restarts_{bug.__name__}", module=__name__, testcase=testcase)

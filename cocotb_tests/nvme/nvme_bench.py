@@ -132,12 +132,12 @@ class Bench(DataPath):
         Chance that a stream moves in a cycle.
 
     While ``hold_lists`` is set, PRP lists do not come; while ``hold_entries`` is, submission queue
-    entries of I/O queues do not. While ``holds_posted`` is set, writes to the host do not leave;
-    while ``holds_flush`` is, the drives are not flushed, and unless ``caches_store`` not all of
-    them store what they have as the write cache goes off. The host overwrites the slots of a
-    submission queue that SQHD gives back to it at once. As an Abort says that it has aborted a
-    command, that command's entry must have been posted, with Command Abort Requested (NVMe 1.4,
-    5.1.1).
+    entries of I/O queues do not; and with ``hold_admin_entries`` those of the admin queue. While
+    ``holds_posted`` is set, writes to the host do not leave; while ``holds_flush`` is, the drives
+    are not flushed, and unless ``caches_store`` not all of them store what they have as the write
+    cache goes off. The host overwrites the slots of a submission queue that SQHD gives back to it
+    at once. As an Abort says that it has aborted a command, that command's entry must have been
+    posted, with Command Abort Requested (NVMe 1.4, 5.1.1).
     """
 
     def __init__(self, dut, config: Config, seed: int, active: float = 0.7):
@@ -155,7 +155,7 @@ class Bench(DataPath):
         self.posts = 0
         self.poisoned: set[int] = set()
         self.hold_lists = False
-        self.hold_entries = False
+        self.hold_entries = self.hold_admin_entries = False
         self.entry_reads = 0
         self.holds_posted = False
         self.holds_flush = False
@@ -532,7 +532,9 @@ class Bench(DataPath):
         await ClockCycles(self.dut.clk, self.random.randint(1, self.latency))
         while self.hold_lists and kind == Kind.LIST:
             await RisingEdge(self.dut.clk)
-        while self.hold_entries and queue is not None and queue.number:
+        while queue is not None and (
+            self.hold_entries if queue.number else self.hold_admin_entries
+        ):
             await RisingEdge(self.dut.clk)
         error = any(request.address // PAGE in self.poisoned for request in requests)
         landing: list[tuple[int, bytes]] = []

@@ -11,6 +11,7 @@ from cocotb_tests.nvme.nvme_heads import TellsWhatWasAskedFor
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import wait_until
 from hdl.nvme.queues.fetch_plan import FetchPlan
+from hdl.nvme.queues.queues import QueueEngine
 from sim.golden import nvme, nvme_logs
 
 VOLUME_BLOCKS = 5000
@@ -62,6 +63,28 @@ async def heads_tell_what_has_arrived(dut):
         for identifier in others:
             assert (await host.result(pair, identifier)).code == nvme.SUCCESS
         assert pair.sq_head == pair.sq_tail, "the host was not given its slots back"
+    await host.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_head_of_the_admin_queue_tells_what_has_arrived(dut):
+    """An event is reported while the next admin command is being read: SQHD does not cover that."""
+    host = await bench(dut)
+    admin = host.queues[0]
+    event = host.place(admin, opcode=nvme.ASYNC_EVENT)
+    await host.ring(admin)
+    await host.settle()
+    head = admin.sq_tail
+    host.hold_admin_entries = True
+    reads = host.entry_reads
+    other = host.place(admin, opcode=nvme.GET_FEATURES, dwords=(4,))
+    await host.ring(admin)
+    await wait_until(dut, lambda: host.entry_reads > reads, cycles=2000, what="the read")
+    await host.write32(nvme.DOORBELLS + 8, 0xFFFF)  # no such entry: an event
+    answer = await host.result(admin, event)
+    assert answer.sq_head == head, f"SQHD {answer.sq_head}, but {head} has arrived"
+    host.hold_admin_entries = False
+    assert (await host.result(admin, other)).code == nvme.SUCCESS
     await host.settle()
 
 
@@ -215,9 +238,24 @@ class SharesRoom(FetchPlan):
         return m
 
 
+class TellsWhatAdminAskedFor(QueueEngine):
+    """A planted bug: SQHD of the admin queue covers what is being read."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.sync += self._admin_head.eq(self._admin_asked)
+        return m
+
+
 @pytest.mark.parametrize(
     ("place", "mutant", "testcase", "message"),
     [
+        (
+            "hdl.nvme.front_end.QueueEngine",
+            TellsWhatAdminAskedFor,
+            "the_head_of_the_admin_queue_tells_what_has_arrived",
+            "has not arrived|has arrived",
+        ),
         (
             "hdl.nvme.queues.queues.EntryRing",
             TellsWhatWasAskedFor,

@@ -12,6 +12,7 @@ from cocotb_tests.pcie.pcie_bench import CONFIG, PAGE_BYTES, SHIM, Bench, run_en
 from cocotb_tests.pcie.pcie_host import DRAIN_CYCLES
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import cycles_pass, sample, start, wait_until
+from hdl.pcie.endpoint import Endpoint
 from hdl.pcie.ordering import ReadCredits, SequenceNumbers, WritesAhead
 from hdl.pcie.tlp import CREDITS_MOST
 
@@ -129,7 +130,8 @@ async def reads_push_writes(dut):
 
 @cocotb.test(**LIMIT)
 async def posted_says_what_is_on_its_way(dut):
-    """The hard block keeps writes: a read waits for those before it, and ``posted`` is 1."""
+    """The hard block keeps writes: a read waits for those before it, ``posted`` is 1, and ``idle``
+    is not, so no reset is said to be over."""
     order = await bench(dut)
     device = order.host.device
     assert not sample(dut.host__posted)
@@ -141,11 +143,12 @@ async def posted_says_what_is_on_its_way(dut):
         reading = cocotb.start_soon(order.ask())
         await ClockCycles(dut.clk, HELD_CYCLES)
         assert order.seen[-1][0] > 0 and not reading.done(), "a completion passed a write"
-        assert sample(dut.host__posted)
+        assert sample(dut.host__posted) and not sample(dut.host__idle)
         device.holds_posted = False
         await reading
         await wait_until(dut, lambda: not sample(dut.host__posted), cycles=2000, what="sent")
         assert device.posted_in == device.posted_out == order.letters
+        await wait_until(dut, lambda: sample(dut.host__idle), cycles=100, what="rest")
         # Nothing is ahead of the next one.
         assert await order.ask() < HELD_CYCLES
     await order.settle()
@@ -466,7 +469,24 @@ class TellsAtOnce(ReadCredits):
         return m
 
 
+class RestsBeforeWritesLeave(Endpoint):
+    """A planted bug: what the hard block has of writes is nobody's any more."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.host.idle.eq(self._rested)
+        return m
+
+
 UNWRITTEN, UNCREDITED = "is not in memory", "a read was offered without a credit"
+
+
+@pytest.mark.slow
+def test_rest_before_writes_leave_is_found(monkeypatch):
+    monkeypatch.setattr("cocotb_tests.pcie.pcie_bench.Endpoint", RestsBeforeWritesLeave)
+    testcase = "posted_says_what_is_on_its_way"
+    with pytest.raises(SimulationError, match=f"failed: {testcase}"):
+        run_endpoint(testcase, module=__name__)
 
 
 @pytest.mark.parametrize(

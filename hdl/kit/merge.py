@@ -1,6 +1,6 @@
 """Several streams become one, and one becomes several."""
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -111,6 +111,50 @@ class Interleave(wiring.Component):
         m.d.sync += held.eq(output.valid & ~output.ready)
         with m.If(output.valid):
             m.d.sync += last.eq(chosen)
+        return m
+
+
+class FirstOf(wiring.Component):
+    """The first input that offers a payload has the output. Combinational, without latency.
+
+    For streams that seldom have anything and need not be served by turns. If the output may be
+    refused, an earlier input can come in between, so its receiver must not mind that a payload is
+    exchanged for another one.
+
+    Parameters
+    ----------
+    shape
+        Payload shape of every input and of the output.
+    inputs
+        Number of inputs, at least 1.
+
+    Ports
+    -----
+    inputs
+        Streams that come in, the most urgent first.
+    output
+        The stream that goes out.
+    """
+
+    def __init__(self, shape, *, inputs: int):
+        if inputs < 1:
+            raise ValueError(f"inputs must be at least 1, not {inputs}")
+        super().__init__(
+            {
+                "inputs": In(stream.Signature(shape)).array(inputs),
+                "output": Out(stream.Signature(shape)),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        output = self.output
+        taken = Const(0)
+        for source in self.inputs:
+            m.d.comb += source.ready.eq(output.ready & ~taken)
+            with m.If(source.valid & ~taken):
+                m.d.comb += [output.valid.eq(1), output.payload.eq(source.payload)]
+            taken |= source.valid
         return m
 
 

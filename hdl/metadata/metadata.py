@@ -1,6 +1,6 @@
 """Arrays live on their drives: what is read of drives, brought up, and written to them."""
 
-from amaranth.hdl import Cat, Module, Mux
+from amaranth.hdl import Cat, Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -14,7 +14,7 @@ from hdl.flow.marks import Marks, marks_word
 from hdl.flow.operation import finished, operation
 from hdl.flow.table_read import geometry_read, member_read, placed_read, volume_read
 from hdl.flow.volume_facts import volume_facts_read
-from hdl.kit.merge import Interleave, Merge, split
+from hdl.kit.merge import FirstOf, Interleave, Merge, split
 from hdl.kit.pulse import Pulse
 from hdl.metadata.bitmap_writer import BitmapWriter
 from hdl.metadata.bring_up import BringUp
@@ -363,14 +363,11 @@ class Metadata(wiring.Component):
             writer.essential.eq(self.arrays.essential),
             writer.settled.eq(self.arrays.settled),
             writer.first_line.eq(self.first_line),
-            # One at a time is reported.
-            self.fail.valid.eq(keeper.fail.valid | writer.fail.valid),
-            self.fail.payload.eq(
-                Mux(keeper.fail.valid, keeper.fail.payload, writer.fail.payload)
-            ),
-            keeper.fail.ready.eq(self.fail.ready),
-            writer.fail.ready.eq(self.fail.ready & ~keeper.fail.valid),
         ]
+        m.submodules.reports = reports = FirstOf(self._config.port_bits, inputs=2)
+        connect(m, keeper.fail, reports.inputs[0])
+        connect(m, writer.fail, reports.inputs[1])
+        connect(m, reports.output, flipped(self.fail))
         return marks, writer, operations
 
     def _connect_shutdown(self, m: Module) -> None:
