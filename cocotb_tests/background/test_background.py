@@ -186,6 +186,26 @@ async def spares_step_in(dut):
     assert host.state(first) == ArrayState.DEGRADED
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def a_spare_that_comes_back_steps_in(dut):
+    """In whatever cycle after a member has gone: nothing else need happen."""
+    host = bench(dut)
+    await host.begin(8)
+    spare = {"port": 5}
+    for cycles in range(40):
+        array = await host.create(Level.RAID1, 0, 1)
+        await host.good(ManageOpcode.ADD_SPARE, **spare)
+        host.pull(5)
+        await host.rest()
+        host.pull(0)
+        await ClockCycles(dut.clk, 1 + cycles)
+        host.plug(5)
+        await host.rest()
+        assert host.state(array) == ArrayState.OPTIMAL, f"no spare after {cycles} cycles"
+        host.plug(0)
+        await host.good(ManageOpcode.DELETE_ARRAY, array=array)
+
+
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def a_second_spare_waits_for_the_first(dut):
     host = bench(dut)
