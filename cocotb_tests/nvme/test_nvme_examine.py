@@ -258,7 +258,7 @@ async def errors_of_ranges(dut):
     await host.settle()
 
 
-@pytest.mark.parametrize("data_width", [64, 256])
+@pytest.mark.parametrize("data_width", [pytest.param(64, marks=pytest.mark.slow), 256])
 def test_nvme_examine(data_width):
     run_front_end(__name__, data_width=data_width)
 

@@ -633,6 +633,7 @@ def test_held_completions_are_caught(monkeypatch):
         )
 
 
+@pytest.mark.slow
 def test_longest_error_log():
     simulate(
         NvmeFrontEnd(config=replace(bench_config(), error_log_entries=64)),

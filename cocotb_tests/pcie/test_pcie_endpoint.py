@@ -614,25 +614,32 @@ def test_crowded_copies(width, mps, shim):
     run("crowded_copies", width=width, mps=mps, shim=shim, blocks=8)
 
 
-@pytest.mark.parametrize("width", [64, 128, 512])
+@pytest.mark.parametrize(
+    "width", [64, *(pytest.param(n, marks=pytest.mark.slow) for n in (128, 512))]
+)
 def test_widths(width):
     run(["copies", "write_rate"], width=width, offset=1, blocks=4)
 
 
-@pytest.mark.parametrize("width", [256, pytest.param(512, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [256, 512])
 def test_unstraddled(width):
     run(["copies", "read_faults"], width=width, straddle=False, blocks=6)
 
 
 @pytest.mark.parametrize(
     ("width", "straddle"),
-    [pytest.param(256, True, marks=pytest.mark.slow), (512, True), (256, False)],
+    [
+        pytest.param(256, True, marks=pytest.mark.slow),
+        pytest.param(512, True, marks=pytest.mark.slow),
+        (256, False),
+    ],
 )
 def test_short_completions(width, straddle):
     run("short_completions", width=width, straddle=straddle)
 
 
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("width", [64, pytest.param(128, marks=pytest.mark.slow)])
 def test_series7(width):
     run(["registers", "copies"], width=width, shim="series7", blocks=6)
 

@@ -492,6 +492,7 @@ def run(testcase: str, **parameters) -> None:
     run_controller(testcase, module=__name__, **parameters)
 
 
+@pytest.mark.slow
 def test_bad_commands():
     run("refuses_bad_commands")
 

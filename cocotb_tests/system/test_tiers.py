@@ -153,7 +153,7 @@ def functional(level: Level, direction: str, lanes: int, size: str) -> float:
         pytest.param(Level.RAID0, "read", 8, "large", marks=pytest.mark.slow),
         pytest.param(Level.RAID0, "write", 8, "large", marks=pytest.mark.slow),
         pytest.param(Level.RAID5, "write", 8, "large", marks=pytest.mark.slow),
-        (Level.RAID0, "read", 4, "small"),
+        pytest.param(Level.RAID0, "read", 4, "small", marks=pytest.mark.slow),
         pytest.param(Level.RAID5, "write", 4, "large", marks=pytest.mark.slow),
     ],
 )
