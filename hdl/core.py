@@ -630,6 +630,12 @@ class Core(wiring.Component):
             front_end.appeared.eq(metadata.appeared),
             front_end.drive_foreign.eq(metadata.foreign),
             front_end.drive_spare.eq(self._background.decisions.reserved),
+            *(
+                shown.eq(standing)
+                for shown, standing in zip(
+                    front_end.drive_standing, metadata.standings, strict=True
+                )
+            ),
             metadata.present.eq(tables.present),
             metadata.card.identity.eq(self.identity),
             metadata.card.nonce.eq(self.nonce),

@@ -11,6 +11,8 @@ from hdl.array.tables.tables import ArrayTables
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from hdl.controller import Controller
 from hdl.flow.geometry import Level
+from hdl.metadata.found_set import Hindrance
+from hdl.metadata.superblock import BLOCK, Finding
 from powercut.lives import CONFIG, IDENTITY, IN_USE, POLL_NS, Known, Lives, contents
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
@@ -27,6 +29,14 @@ OTHER = IDENTITY + 1
 @pytest.fixture(autouse=True)
 def _says_seed() -> None:
     print(f"SEED={SEED}")
+
+
+async def hindrances(card: SimulatedCard) -> dict[int, Hindrance]:
+    """Of each foreign drive: why its array is not there."""
+    drives = await raid.drives(card.nvme)
+    assert all(drive.foreign == (drive.hindrance != Hindrance.NOTHING) for drive in drives)
+    assert all(drive.superblock == Finding.VALID for drive in drives if drive.foreign)
+    return {drive.port: drive.hindrance for drive in drives if drive.foreign}
 
 
 def test_foreign_drives_are_left_alone():
@@ -58,6 +68,11 @@ def test_foreign_drives_are_left_alone():
     # Two thirds of it are no array any more.
     with lives.power() as card:
         card.run(elsewhere(card))
+        assert card.run(hindrances(card)) == {
+            0: Hindrance.INCOMPLETE,
+            1: Hindrance.ELSEWHERE,
+            2: Hindrance.ELSEWHERE,
+        }
 
 
 def test_a_drive_that_was_a_member_elsewhere():
@@ -142,11 +157,14 @@ def test_arrays_move_to_another_card():
         assert [drive.foreign for drive in await raid.drives(card.nvme)] == [
             port in (0, 2, 4) for port in range(CONFIG.ports)
         ]
+        awaited, elsewhere = Hindrance.AWAITED, Hindrance.ELSEWHERE
+        assert await hindrances(card) == {0: awaited, 2: awaited, 4: elsewhere}
         assert await refused(card, 0) == DRIVE_UNAVAILABLE
         assert [await refused(card, port) for port in (3, 5, 6, 255)] == [NO_ENTRY] * 4
         card.harness.insert(1)
         await card.transport.sleep(20 * POLL_NS)
         assert await raid.arrays(card.nvme) == []
+        assert await hindrances(card) == dict.fromkeys((0, 1, 2, 4), elsewhere)
         number = await raid.import_array(card.nvme, 1)
         (one,) = await raid.arrays(card.nvme)
         assert one.number == number and not any(
@@ -196,8 +214,11 @@ def test_an_array_that_lacks_a_drive():
             card.harness.remove(port)
         await card.nvme.start()
         assert await raid.arrays(card.nvme) == []
+        awaited, doubtful = Hindrance.AWAITED, Hindrance.DOUBTFUL
+        assert await hindrances(card) == {0: awaited, 2: doubtful, 3: doubtful}
         assert await refused(card, 0) == DRIVE_UNAVAILABLE
         await raid.import_array(card.nvme, 0, degraded=True)
+        assert await hindrances(card) == {2: doubtful, 3: doubtful}
         with pytest.raises(NvmeError):
             await raid.import_array(card.nvme, 2, degraded=True)
         await raid.import_array(card.nvme, 3, degraded=True, assumed=True)
@@ -215,11 +236,57 @@ def test_an_array_that_lacks_a_drive():
         await card.nvme.start()
         await lives.look(card)
         assert [array.lost for array in lives.arrays] == [{1}, {2}]
+        assert await hindrances(card) == dict.fromkeys((1, 4), Hindrance.LEFT_OUT)
+        assert [await refused(card, port) for port in (1, 4)] == [IN_USE, IN_USE]
 
     for life in (begin, without, with_it):
         with lives.power() as card:
             card.run(life(card))
     assert lives.seen["arrays brought up degraded"] == 4, lives.seen
+
+
+def test_what_is_wrong_with_drives_is_listed():
+    """A superblock that is damaged, none, a drive that does not give it, and more arrays than the
+    card has numbers for."""
+    lives = Lives(SEED)
+
+    async def two(card: SimulatedCard) -> None:
+        card.harness.remove(2)
+        await card.nvme.start()
+        for port in (0, 1):
+            await raid.create_array(card.nvme, Level.JBOD, (port,))
+
+    async def one(card: SimulatedCard) -> None:
+        for port in (0, 1):
+            card.harness.remove(port)
+        await card.nvme.start()
+        await raid.create_array(card.nvme, Level.JBOD, (2,))
+
+    async def look(card: SimulatedCard) -> None:
+        card.harness.remove(5)
+        card.harness.medium_error(4, BLOCK)
+        await card.nvme.start()
+        assert CONFIG.arrays == len(await raid.arrays(card.nvme)) == 2
+        assert await hindrances(card) == {2: Hindrance.NO_PLACE}
+        found = [drive.superblock for drive in await raid.drives(card.nvme)]
+        valid, unreadable = Finding.VALID, Finding.UNREADABLE
+        assert found == [valid, valid, valid, Finding.DAMAGED, unreadable, Finding.UNREAD]
+        # Another drive at the port: what was so of the first is forgotten.
+        card.harness.remove(2)
+        await card.transport.sleep(POLL_NS)
+        card.harness.insert(2, blank=True)
+        await card.transport.sleep(20 * POLL_NS)
+        assert await hindrances(card) == {}
+        assert (await raid.drives(card.nvme))[2].superblock == Finding.NONE
+
+    for life in (two, one):
+        with lives.power() as card:
+            card.run(life(card))
+    page = bytearray(lives.page(2))
+    page[300] ^= 1
+    lives.images[3][BLOCK] = bytes(page)
+    with lives.power() as card:
+        card.run(look(card))
 
 
 def test_power_goes_in_an_import():

@@ -139,6 +139,9 @@ class BringUp(wiring.Component):
         The events of each of its spans. Of no meaning for a span that it does not have.
     placed_read
         Its members, for `hdl.array.tables.tables.ArrayTables`.
+    hindrances
+        Of each port: why its drive is in no array. Of no meaning for a drive that is used, or has
+        no superblock.
     ready
         The arrays that were there at power-up have been brought up.
     busy
@@ -171,6 +174,7 @@ class BringUp(wiring.Component):
                 "brought_up": Out(record()),
                 "span_read": In(span_read()),
                 "placed_read": In(placed_read(config)),
+                "hindrances": Out(Hindrance).array(config.ports),
                 "ready": Out(1),
                 "busy": Out(1),
             }
@@ -199,6 +203,7 @@ class BringUp(wiring.Component):
         # Of the spans that have been looked at: one cannot be brought up, is dirty, is rebuilt, or
         # lacks a drive. The events of the one at hand.
         self._broken = Signal()
+        self._why = Signal(Hindrance)
         self._dirty = Signal()
         self._rebuilds = Signal()
         self._lacks = Signal()
@@ -291,7 +296,8 @@ class BringUp(wiring.Component):
         return m
 
     def _tell_places(self, m: Module) -> None:
-        """Who is which member. A drive that has been away since may be another one by now."""
+        """Who is which member. A drive that has been away since may be another one by now, and
+        nothing hinders that yet."""
         inner, asked = self._placed.reads[0], Signal(MAX_DRIVES)
         m.d.comb += [
             inner.address.eq(self.placed_read.address),
@@ -303,6 +309,9 @@ class BringUp(wiring.Component):
         ]
         with m.If((asked & self._away).any()):
             m.d.comb += self.placed_read.data.failed.eq(1)
+        for port, hindrance in enumerate(self.hindrances):
+            with m.If(~self.known[port]):
+                m.d.sync += hindrance.eq(Hindrance.NOTHING)
 
     def _make_request(self, m: Module) -> None:
         """The changes that are asked for: the array, and the rebuild of its members."""
@@ -405,6 +414,7 @@ class BringUp(wiring.Component):
                         self._made.eq(1),
                         self._by_md.eq(0),
                         self._broken.eq(0),
+                        self._why.eq(Hindrance.NOTHING),
                         self._dirty.eq(0),
                         self._rebuilds.eq(0),
                         self._lacks.eq(0),
@@ -421,23 +431,24 @@ class BringUp(wiring.Component):
             awaited, doubtful = hindrance == Hindrance.AWAITED, hindrance == Hindrance.DOUBTFUL
             forced = (awaited | (doubtful & self._import.assumed)) & self._import.degraded
             m.d.sync += self._place_in_span.eq(0)
-            m.next = "PASS"
+            m.next = "ASK_WORD"
             with m.If(self._broken | ((hindrance != Hindrance.NOTHING) & ~(self._wanted & forced))):
-                m.d.sync += self._broken.eq(1)
-                with m.If(self._found.spares.any()):
-                    m.d.sync += self._only_spares.eq(1)
-                    m.next = "ASK_WORD"
+                # An array may be there that its spares are for, or that has left its drives out.
+                m.d.sync += [self._broken.eq(1), self._only_spares.eq(1)]
                 with m.If(~self._broken):
+                    m.d.sync += self._why.eq(hindrance)
                     self._tell(m, ManageStatus.DRIVE_UNAVAILABLE)
                     with m.Switch(hindrance):
                         with m.Case(Hindrance.UNSUPPORTED, Hindrance.DIFFERENT):
                             self._tell(m, ManageStatus.INVALID_FIELD)
             with m.Else():
                 m.d.sync += self._forced.eq(self._forced | (self._wanted & forced))
-                m.next = "ASK_WORD"
 
         with m.State("PASS"):
             m.d.comb += [found.ready.eq(1), self.kept_read.address.eq(asks)]
+            for port, hindrance in enumerate(self.hindrances):
+                with m.If(self._found.group[port]):
+                    m.d.sync += hindrance.eq(self._why)
             m.next = "TAKE"
 
     def _identify(self, m: Module) -> None:
@@ -512,7 +523,11 @@ class BringUp(wiring.Component):
             m.next = "ASK_ARRAY"
             with m.If(self.kept.bit_select(entry, 1) & same):
                 self._tell(m, ManageStatus.IN_USE)
-                m.d.sync += [self._array.eq(entry), self._broken.eq(1)]
+                m.d.sync += [
+                    self._array.eq(entry),
+                    self._broken.eq(1),
+                    self._why.eq(Hindrance.LEFT_OUT),
+                ]
                 m.next = "NEXT_SPARE"
             with m.Elif((entry == self._config.arrays - 1) & (self._only_spares | self._is_global)):
                 m.next = "PASS"
@@ -549,7 +564,7 @@ class BringUp(wiring.Component):
             with m.If(whole):
                 m.next = "LOOK"
             with m.Elif(~held & ~free.any()):
-                m.d.sync += self._broken.eq(1)
+                m.d.sync += [self._broken.eq(1), self._why.eq(Hindrance.NO_PLACE)]
                 m.next = "PASS"
 
         with m.State("LOOK"):
@@ -592,10 +607,12 @@ class BringUp(wiring.Component):
             m.d.sync += self._forced.eq(self._forced | (doubtful & forced))
             m.next = "PASS"
             with m.If(doubtful & ~forced):
+                m.d.sync += self._why.eq(Hindrance.DOUBTFUL)
                 self._tell(m, ManageStatus.DRIVE_UNAVAILABLE)
             with m.Elif((owner == self.identity) | (self._wanted & self._made)):
                 m.next = "CREATE"
             with m.Else():
+                m.d.sync += self._why.eq(Hindrance.ELSEWHERE)
                 self._tell(m, ManageStatus.INVALID_FIELD)
 
     def _ask(self, m: Module, opcode: ManageOpcode, then: str) -> None:
@@ -618,12 +635,15 @@ class BringUp(wiring.Component):
                 self._complete.eq(1),
                 self._second.eq(0),
                 self._numbered.eq(0),
+                self._why.eq(Hindrance.NO_PLACE),
             ]
             with m.If(response.valid):
                 with m.If(self._wanted):
                     m.d.sync += self.imports.response.payload.eq(response.payload)
                 m.next = "PASS"
                 with m.If(response.payload.status == ManageStatus.DONE):
+                    # Its other drives.
+                    m.d.sync += self._why.eq(Hindrance.LEFT_OUT)
                     m.next = "GIVE"
                     if self._config.durable_marks:
                         with m.If(self._follows_marks):

@@ -8,8 +8,9 @@ from hdl.kit.table import TableRead
 from hdl.metadata.spans import Place
 
 
-class Hindrance(enum.Enum, shape=3):
-    """Why a set is not brought up."""
+class Hindrance(enum.Enum, shape=4):
+    """Why a set is not brought up, or a drive of it is in no array. `Assembler` says the first six.
+    """
 
     NOTHING = 0
     """It can be."""
@@ -27,6 +28,12 @@ class Hindrance(enum.Enum, shape=3):
     out wrongly."""
     AWAITED = 5
     """The data is all there, but a drive is missing that nobody has given up. It may still come."""
+    ELSEWHERE = 6
+    """The array is another card's."""
+    LEFT_OUT = 7
+    """The array is there, and has left the drive out."""
+    NO_PLACE = 8
+    """There is no array number left, or no port for a member that is missing."""
 
 
 def found_set(config: Config) -> data.StructLayout:

@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, TIME_BITS, Config
 from hdl.flow.array_state import ArrayStatus
+from hdl.flow.drive_standing import drive_standing
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.flush_request import FlushRequest
 from hdl.flow.line import ReadPort, write_beat, write_port
@@ -69,6 +70,8 @@ class Metadata(wiring.Component):
         Bit a volume, a pulse: it has been brought up.
     foreign
         Bit a port: its drive says that it belongs to an array, which is not there.
+    standings
+        Of the superblock at each port.
     shutdown
         The flush that a shutdown asks for.
     flush
@@ -129,6 +132,7 @@ class Metadata(wiring.Component):
                 "facts_read": Out(volume_facts_read(config)),
                 "appeared": Out(config.volumes),
                 "foreign": Out(config.ports),
+                "standings": Out(drive_standing()).array(config.ports),
                 "shutdown": In(FlushRequest()),
                 "flush": Out(FlushRequest()),
                 "stored": In(1),
@@ -241,6 +245,11 @@ class Metadata(wiring.Component):
         connect(m, flipped(self.placed_read), bring_up.placed_read)
         connect(m, flipped(self.drives), bring_up.drives)
         valid = Cat(finding == Finding.VALID for finding in superblocks.findings)
+        for port, standing in enumerate(self.standings):
+            with m.If(self.present[port] & superblocks.known[port]):
+                m.d.comb += standing.finding.eq(superblocks.findings[port])
+            with m.If(self.foreign[port]):
+                m.d.comb += standing.hindrance.eq(bring_up.hindrances[port])
         m.d.comb += [
             bring_up.identity.eq(self.card.identity),
             bring_up.present.eq(self.present),

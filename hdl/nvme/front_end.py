@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import TIME_BITS, Config
 from hdl.flow.array_state import ArrayStatus
+from hdl.flow.drive_standing import drive_standing
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.flush_request import HostFlushes
 from hdl.flow.host_command import HostCommands, completion
@@ -117,6 +118,8 @@ class NvmeFrontEnd(wiring.Component):
     drive_foreign, drive_spare
         Bit a drive port: its drive says that it belongs to an array, which is not there; it is a
         hot spare.
+    drive_standing
+        Of the superblock at each drive port.
     card
         What the names of card and namespaces are made of (`hdl.nvme.admin.names.Names`).
     lines
@@ -161,6 +164,7 @@ class NvmeFrontEnd(wiring.Component):
                 "facts_read": In(volume_facts_read(config)),
                 "drive_foreign": In(config.ports),
                 "drive_spare": In(config.ports),
+                "drive_standing": In(drive_standing()).array(config.ports),
                 "card": In(Card()),
                 "temperature": In(16),
                 "lines": Out(LineAccess(config)),
@@ -566,6 +570,10 @@ class NvmeFrontEnd(wiring.Component):
             admin.appeared.eq(self.appeared),
             pages.drive_foreign.eq(self.drive_foreign),
             pages.drive_spare.eq(self.drive_spare),
+            *(
+                inner.eq(outer)
+                for inner, outer in zip(pages.drive_standing, self.drive_standing, strict=True)
+            ),
         ]
 
     def _connect_names(self, m: Module) -> None:

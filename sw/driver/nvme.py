@@ -280,17 +280,25 @@ class Nvme:
     async def _wait_status(self, mask: int, wanted: int, what: str, least_ns: float = 0) -> None:
         """Waits for bits of CSTS for CAP.TO, and for ``least_ns`` at least."""
         transport = self.transport
-        units = await transport.read32(Register.CAP) >> 24
-        longest = max(units * TIMEOUT_UNIT_NS, least_ns, LONG_NS)
         began = transport.now_ns()
-        while (waited := transport.now_ns() - began) <= longest:
+        longest = 0.0
+        while True:
             status = await transport.read32(Register.CSTS)
             if status & CSTS_FATAL:
                 raise RuntimeError("the controller reports a fatal status (CSTS.CFS)")
             if status & mask == wanted:
                 return
-            await transport.sleep(POLL_NS if waited < LONG_NS else min(waited / 10, MOST_POLL_NS))
-        raise TimeoutError(f"{what} in {longest / 1e9:g} s; a drive that hangs may be the cause")
+            waited = transport.now_ns() - began
+            if waited < LONG_NS:
+                await transport.sleep(POLL_NS)
+                continue
+            if not longest:
+                units = await transport.read32(Register.CAP) >> 24
+                longest = max(units * TIMEOUT_UNIT_NS, least_ns, LONG_NS)
+            if waited >= longest:
+                limit = f"in {longest / 1e9:g} s"
+                raise TimeoutError(f"{what} {limit}; a drive that hangs may be the cause")
+            await transport.sleep(min(waited / 10, MOST_POLL_NS))
 
 
 def _checked(block_bytes: int) -> int:

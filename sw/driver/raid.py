@@ -8,6 +8,8 @@ from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS, SECTOR_BYTES
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level, Rotation
 from hdl.flow.manage import Emulation
+from hdl.metadata.found_set import Hindrance
+from hdl.metadata.superblock import Finding
 from sw.driver.commands import (
     DRIVE_UNAVAILABLE,
     IN_USE,
@@ -117,8 +119,9 @@ class Drive:
     """A drive port as the card reports it. ``array`` is None for a drive of no array.
 
     ``rebuilding``: the drive is being rebuilt. ``emulated``: it emulates its 512-byte sectors.
-    ``foreign``: it says that it belongs to an array, which is not there. ``spare``: it is a hot
-    spare (a card without `Config.metadata` does not say so).
+    The rest only with `Config.metadata`. ``foreign``: it says that it belongs to an array, which is
+    not there, or has left it out. ``spare``: it is a hot spare. ``superblock``: what is where its
+    superblock should be. ``hindrance``: why the array of a foreign drive is not there.
     """
 
     port: int
@@ -130,6 +133,8 @@ class Drive:
     emulated: bool = False
     foreign: bool = False
     spare: bool = False
+    superblock: Finding = Finding.UNREAD
+    hindrance: Hindrance = Hindrance.NOTHING
 
 
 async def create_array(
@@ -328,10 +333,11 @@ async def drives(nvme: Nvme) -> list[Drive]:
     """All drive ports, in order."""
     found = []
     for entry in await _entries(nvme, LIST_DRIVES, ENTRY_BYTES):
-        flags, array, _, port, blocks = struct.unpack_from("<BBHIQ", entry)
+        flags, array, standing, port, blocks = struct.unpack_from("<BBHIQ", entry)
         # An entry beyond the last port is all zeros, so its port number is not its index.
         if port == len(found):
             used = array if flags & 4 else None
             present, failed, *others = (bool(flags >> bit & 1) for bit in (0, 1, 3, 4, 5, 6))
-            found.append(Drive(port, present, failed, used, blocks, *others))
+            why = Finding(standing & 15), Hindrance(standing >> 4 & 15)
+            found.append(Drive(port, present, failed, used, blocks, *others, *why))
     return found

@@ -5,6 +5,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS, Config
 from hdl.flow.array_state import ArrayState
+from hdl.flow.drive_standing import drive_standing
 from hdl.flow.geometry import WIDTH_BITS, geometry
 from hdl.flow.table_read import port_use, volume
 from hdl.nvme.admin.names import NameRead
@@ -96,6 +97,8 @@ def drive_facts(config: Config) -> data.StructLayout:
         It says that it belongs to an array, which is not there; 0 without `Config.metadata`.
     spare
         It is a hot spare; 0 without `Config.metadata`.
+    standing
+        Of its superblock; 0 without `Config.metadata`.
     """
     return data.StructLayout(
         {
@@ -105,6 +108,7 @@ def drive_facts(config: Config) -> data.StructLayout:
             "emulated": 1,
             "foreign": 1,
             "spare": 1,
+            "standing": drive_standing(),
         }
     )
 

@@ -83,6 +83,12 @@ def volumes(config: Config, facts: PureInterface) -> Page:
 def drives(config: Config, facts: PureInterface) -> Page:
     """Page 2: drives, 32 bytes an entry, a port each."""
     drive = facts.drive
+    standing = []
+    if config.metadata:
+        standing = [
+            bits("its superblock", 2, 0, 4, drive.standing.finding),
+            bits("why its array is not there", 2, 4, 4, drive.standing.hindrance),
+        ]
     return Page(
         kinds=(PageKind.DRIVES,),
         numbered=Numbered.FROM_START,
@@ -98,6 +104,7 @@ def drives(config: Config, facts: PureInterface) -> Page:
             bits("belongs to an array that is not there", 0, 5, 1, drive.foreign),
             bits("is a hot spare", 0, 6, 1, drive.spare),
             field("array", 1, 1, drive.use.array),
+            *standing,
             field("port", 4, 4, facts.number),
             field("capacity in blocks", 8, 8, drive.capacity),
             size=32,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -13,6 +13,7 @@ from hdl.config import (
     bits_for_count,
 )
 from hdl.flow.array_state import ArrayStatus
+from hdl.flow.drive_standing import drive_standing
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.geometry import WIDTH_BITS
 from hdl.flow.line import line_stream, write_port
@@ -100,6 +101,8 @@ class PageGenerator(wiring.Component):
     drive_foreign, drive_spare
         A bit per drive port: it says that it belongs to an array, which is not there; it is a hot
         spare. 0 without `Config.metadata`.
+    drive_standing
+        With `Config.metadata`: of the superblock at each drive port.
     busy
         Something is done without waiting for another block.
 
@@ -129,6 +132,7 @@ class PageGenerator(wiring.Component):
                 "drive_emulated": In(config.ports),
                 "drive_foreign": In(config.ports),
                 "drive_spare": In(config.ports),
+                "drive_standing": In(drive_standing()).array(config.ports),
                 "busy": Out(1),
             }
         )
@@ -356,6 +360,8 @@ class PageGenerator(wiring.Component):
             drive.foreign.eq(self.drive_foreign.bit_select(number, 1)),
             drive.spare.eq(self.drive_spare.bit_select(number, 1)),
         ]
+        if self._config.metadata:
+            m.d.comb += drive.standing.eq(Array(self.drive_standing)[number])
 
     def _state_of(self, m: Module, port: Value) -> data.View:
         """Of the drive at ``port``."""
