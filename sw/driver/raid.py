@@ -338,6 +338,7 @@ async def drives(nvme: Nvme) -> list[Drive]:
         if port == len(found):
             used = array if flags & 4 else None
             present, failed, *others = (bool(flags >> bit & 1) for bit in (0, 1, 3, 4, 5, 6))
-            why = Finding(standing & 15), Hindrance(standing >> 4 & 15)
-            found.append(Drive(port, present, failed, used, blocks, *others, *why))
+            finding, hindrance = Finding(standing & 15), Hindrance(standing >> 4 & 15)
+            rest = {"superblock": finding, "hindrance": hindrance}
+            found.append(Drive(port, present, failed, used, blocks, *others, **rest))
     return found
