@@ -336,9 +336,19 @@ async def drives(nvme: Nvme) -> list[Drive]:
         flags, array, standing, port, blocks = struct.unpack_from("<BBHIQ", entry)
         # An entry beyond the last port is all zeros, so its port number is not its index.
         if port == len(found):
-            used = array if flags & 4 else None
-            present, failed, *others = (bool(flags >> bit & 1) for bit in (0, 1, 3, 4, 5, 6))
-            finding, hindrance = Finding(standing & 15), Hindrance(standing >> 4 & 15)
-            rest = {"superblock": finding, "hindrance": hindrance}
-            found.append(Drive(port, present, failed, used, blocks, *others, **rest))
+            found.append(
+                Drive(
+                    port,
+                    present=bool(flags & 1),
+                    failed=bool(flags & 2),
+                    array=array if flags & 4 else None,
+                    blocks=blocks,
+                    rebuilding=bool(flags & 8),
+                    emulated=bool(flags & 16),
+                    foreign=bool(flags & 32),
+                    spare=bool(flags & 64),
+                    superblock=Finding(standing & 15),
+                    hindrance=Hindrance(standing >> 4 & 15),
+                )
+            )
     return found
