@@ -94,6 +94,7 @@ def test_nothing_lands_in_the_next_array(level, members):
         card.finish(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waiting", [20, 60])
 def test_nothing_lands_in_the_next_volume(waiting):
     """Commands of an array that hangs have all slots; others wait in the inbox and in the queues

@@ -258,6 +258,7 @@ def test_spans_come_back():
     assert lives.seen["arrays brought up with spans"] == 3
 
 
+@pytest.mark.slow
 def test_spans_that_were_used_alone():
     """A Linux has started one span several times, and not the others. Whatever their events, the
     card takes both. If one is dirty and the other lacks a drive, the host has to say so."""
@@ -456,11 +457,8 @@ def test_a_rebuild_goes_on(level, cut):
             card.run(life(card))
 
 
-@pytest.mark.parametrize(
-    "level",
-    [pytest.param(Level.RAID0, marks=pytest.mark.slow), Level.RAID5],
-    ids=lambda level: level.name,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [Level.RAID0, Level.RAID5], ids=lambda level: level.name)
 def test_power_goes_twice(level):
     """Power goes as superblocks are written, and again as they are written when it is back. The
     array and its volumes are there the third time."""

@@ -219,6 +219,7 @@ def test_degraded(array, pulled):
     run("goes_on_degraded", array=array, pulled=pulled, commands=25)
 
 
+@pytest.mark.slow
 def test_beyond_tolerance():
     run("tells_the_truth_beyond_tolerance")
 

@@ -535,7 +535,7 @@ def test_host_faults():
     "testcase",
     [
         pytest.param("starts_again", marks=pytest.mark.slow),
-        "resets_the_function",
+        pytest.param("resets_the_function", marks=pytest.mark.slow),
         pytest.param("resets_the_link", marks=pytest.mark.slow),
         pytest.param("requests_stall", marks=pytest.mark.slow),
         pytest.param("goes_on_after_a_stall", marks=pytest.mark.slow),

@@ -214,6 +214,7 @@ PROOFS = [
         build=lambda: FreeListSpecification(FreeList(count=NUMBERS)),
         mode="bmc",
         depth=10,
+        slow=True,
         engine=COUNTEREXAMPLES,
         mutants=[
             lambda: FreeListSpecification(ForgetfulFreeList(count=NUMBERS)),
