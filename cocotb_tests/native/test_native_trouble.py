@@ -332,14 +332,14 @@ async def tell_durable(card: Card, level: Level, drives: int) -> Volume:
 def test_fua_and_flush_reach_the_drives(level, drives):
     """Every block that a write with FUA changes is written with FUA, parity too, and no other; a
     flush reaches each live member, and no other drive."""
-    with Card([FAST] * USUAL.ports, seed=SEED, config=USUAL) as card:
+    with Card([FAST] * PORTS, seed=SEED) as card:
         card.finish(card.run(tell_durable(card, level, drives)))
 
 
 @pytest.mark.parametrize("lost", ["fua", "flush"])
 def test_lost_durability_is_found(lost, monkeypatch):
     """The checks fail when FUA or flushes do not get to the card."""
-    with Card([FAST] * USUAL.ports, seed=SEED, config=USUAL) as card:
+    with Card([FAST] * PORTS, seed=SEED) as card:
         write = card.nvme.write
 
         async def plain(namespace, block, blocks, address, queue, fua, size) -> None:
