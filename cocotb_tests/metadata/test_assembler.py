@@ -23,6 +23,9 @@ from sim.golden.assembly import ALIKE, PARITIES, judge
 from sim.golden.spans import divided, made_as, of_span
 from sim.golden.superblock import CLEAN, Feature, Superblock
 
+ASSEMBLERS = {one for one in Hindrance if one.value <= Hindrance.AWAITED.value}
+"""The hindrances that it finds."""
+
 SIZES = Config(data_width=128, ports=16, lines=256)
 
 REFUSED = (
@@ -379,9 +382,9 @@ async def judges_as_md(dut):
     for _ in range(int(os.environ["ROUNDS"])):
         outcomes.update(await bench.check())
     assert bench.spares
-    never = set(Hindrance) - set(bench.spans)
+    never = ASSEMBLERS - set(bench.spans)
     assert not never, f"no span is ever {never}"
-    assert set(outcomes) == set(Hindrance), f"never: {set(Hindrance) - set(outcomes)}"
+    assert set(outcomes) == ASSEMBLERS, f"never: {ASSEMBLERS - set(outcomes)}"
 
 
 class BelievesTheFirst(Assembler):
