@@ -530,13 +530,12 @@ class AbsolvesNobody(ArrayTables):
 )
 @pytest.mark.slow
 def test_planted_bugs_are_found(bug, testcase, monkeypatch):
-    background = Background
-    if bug is ForgetsDoubts:
-        background = bug
+    users = {AbsolvesNobody: "cocotb_tests.background.background_bench"}
+    if issubclass(bug, Background):
+        assembly = Assembly(background=bug)
     else:
-        users = {AbsolvesNobody: "cocotb_tests.background.background_bench"}
         user = users.get(bug, "hdl.background.background")
         monkeypatch.setattr(f"{user}.{bug.__base__.__name__}", bug)
-    assembly = Assembly(background=background)
+        assembly = Assembly()
     with pytest.raises(SimulationError, match=testcase):
         simulate(assembly, name=f"restarts_{bug.__name__}", module=__name__, testcase=testcase)

@@ -89,6 +89,7 @@ async def begins_a_phase_only_with_room(dut):
                 index = bench.random.randrange(bench.array.data)
                 await bench.begin(row, joined=[index], kind=RowKind.RECOVER)
             await cycles_pass(dut.clk, 4_000)
+            # Without the parity engine only those rows wait that need it.
             assert len(bench.slots) == CONFIG.rows or sink is bench.parity.asked
             sink.paused = False
             await bench.settle()

@@ -140,8 +140,8 @@ class BringUp(wiring.Component):
     placed_read
         Its members, for `hdl.array.tables.tables.ArrayTables`.
     hindrances
-        Of each port: why its drive is in no array. Of no meaning for a drive that is used, or has
-        no superblock.
+        Of each port: why its drive is in no array, as it was last looked at. Of no meaning for a
+        drive that is used, or has no superblock.
     ready
         The arrays that were there at power-up have been brought up.
     busy
@@ -200,8 +200,8 @@ class BringUp(wiring.Component):
         self._named = Signal(MAX_DRIVES)
         self._away = Signal(config.ports)  # drives that have gone since the sets are made up
         self._array = Signal(config.array_bits)
-        # Of the spans that have been looked at: one cannot be brought up, is dirty, is rebuilt, or
-        # lacks a drive. The events of the one at hand.
+        # Of the spans that have been looked at: one cannot be brought up, and why the array is not;
+        # one is dirty, is rebuilt, or lacks a drive. The events of the one at hand.
         self._broken = Signal()
         self._why = Signal(Hindrance)
         self._dirty = Signal()
