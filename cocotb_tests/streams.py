@@ -314,22 +314,26 @@ async def cycles_pass(clock, number: int) -> None:
         await cycles.passing(number - 1)
 
 
-def check_busy_after(dut, name: str) -> None:
+def check_busy_after(dut, name: str, *, unless: str = "") -> None:
     """Checks from now on that the block is ``busy`` in the cycle after each payload of the stream
-    was taken."""
-    every_cycle(dut.clk, _busy_after(dut, name))
+    was taken, or that the stream ``unless`` waits for its receiver then."""
+    every_cycle(dut.clk, _busy_after(dut, name, unless))
 
 
-def _busy_after(dut, name: str) -> Iterator[None]:
+def _busy_after(dut, name: str, unless: str) -> Iterator[None]:
     valid, ready = getattr(dut, f"{name}__valid"), getattr(dut, f"{name}__ready")
     reset, busy = dut.rst, dut.busy
+    offered = getattr(dut, f"{unless}__valid") if unless else None
+    accepted = getattr(dut, f"{unless}__ready") if unless else None
     taken = False
     while True:
         yield
         if sample(reset):
             taken = False
             continue
-        assert not taken or sample(busy), f"not busy after it has taken {name}"
+        if taken and not sample(busy):
+            waits = unless and sample(offered) and not sample(accepted)
+            assert waits, f"not busy after it has taken {name}"
         taken = bool(sample(valid) and sample(ready))
 
 

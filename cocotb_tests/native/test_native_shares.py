@@ -80,7 +80,7 @@ class Pair:
     ) -> None:
         """Runs a load until there have been about ``count``, or until it is ``over``."""
         card = self.card
-        nvme, now_ns = card.nvme, card.card.transport.now_ns
+        nvme, transport = card.nvme, card.card.transport
 
         async def work(number: int) -> None:
             # Its own, so that the same accesses are compared.
@@ -94,14 +94,14 @@ class Pair:
                 first = chance.randint(0, len(volume.model) - blocks)
                 writes = chance.random() < load.writes
                 access = nvme.write if writes else nvme.read
-                begin = now_ns()
+                begin = transport.now_ns
                 try:
                     await access(volume.namespace, first, blocks, memory, queue)
                 except NvmeError:
                     assert spend is None, "an access of an array that is well failed"
                     return
                 if spend is not None:
-                    spend(writes, now_ns() - begin)
+                    spend(writes, transport.now_ns - begin)
 
         await card.together(work(number) for number in range(load.workers))
 
@@ -133,13 +133,13 @@ class Pair:
 
             async def measured() -> None:
                 await card.card.transport.sleep(ABOUT_FULL_NS)
-                begin = card.card.transport.now_ns()
+                begin = card.card.transport.now_ns
 
                 def spend(writes: bool, took: float) -> None:
                     spent[writes].append(took)
 
                 await self.accesses(other, load, spend, count)
-                took = (card.card.transport.now_ns() - begin) / 1e6
+                took = (card.card.transport.now_ns - begin) / 1e6
                 print(f"hangs={hangs}: {count} in {took:.3f} ms")
                 self.over = True
 

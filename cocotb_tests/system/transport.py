@@ -176,6 +176,7 @@ class CocotbTransport:
         """Returns after that much simulated time."""
         await Timer(max(round(nanoseconds * 1000), 1), unit="ps")
 
+    @property
     def now_ns(self) -> float:
         """Simulated time."""
         return get_sim_time("ns")

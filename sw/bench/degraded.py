@@ -90,9 +90,9 @@ def _reconstruct_latency(share: float) -> Figure:
                 block = rng.randrange(blocks)
                 while layout.map(block).position:
                     block = rng.randrange(blocks)
-                begin = transport.now_ns()
+                begin = transport.now_ns
                 await nvme.read(namespace, block, 1, address)
-                spent += transport.now_ns() - begin
+                spent += transport.now_ns - begin
             return spent / reads
 
         host_us = card.run(main()) / 1000

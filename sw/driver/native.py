@@ -140,6 +140,7 @@ class NativeTransport:
         """Returns after that much simulated time."""
         await self._loop.sleep(nanoseconds)
 
+    @property
     def now_ns(self) -> float:
         """Simulated time."""
         return self.harness.now_ns

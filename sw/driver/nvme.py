@@ -280,7 +280,7 @@ class Nvme:
     async def _wait_status(self, mask: int, wanted: int, what: str, least_ns: float = 0) -> None:
         """Waits for bits of CSTS for CAP.TO, and for ``least_ns`` at least."""
         transport = self.transport
-        began = transport.now_ns()
+        began = transport.now_ns
         longest = 0.0
         while True:
             status = await transport.read32(Register.CSTS)
@@ -288,7 +288,7 @@ class Nvme:
                 raise RuntimeError("the controller reports a fatal status (CSTS.CFS)")
             if status & mask == wanted:
                 return
-            waited = transport.now_ns() - began
+            waited = transport.now_ns - began
             if waited < LONG_NS:
                 await transport.sleep(POLL_NS)
                 continue

@@ -79,6 +79,7 @@ class Transport(Protocol):
         """Returns after that much simulated or real time."""
         ...
 
+    @property
     def now_ns(self) -> float:
         """Time in nanoseconds since some fixed moment."""
         ...

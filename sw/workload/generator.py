@@ -111,14 +111,14 @@ class Generator:
             transport.spawn(self._work(address, worker % queues, drained))
         await transport.sleep(load.warm_up_ns)
         self._measuring = True
-        start = transport.now_ns()
+        start = transport.now_ns
         before = self._probe()
         await transport.sleep(load.measure_ns)
         while (
-            len(self._samples) < load.least_accesses and transport.now_ns() - start < load.most_ns
+            len(self._samples) < load.least_accesses and transport.now_ns - start < load.most_ns
         ):
             await transport.sleep(load.measure_ns)
-        seconds = (transport.now_ns() - start) * 1e-9
+        seconds = (transport.now_ns - start) * 1e-9
         self.probed = {name: value - before[name] for name, value in self._probe().items()}
         samples = list(self._samples)
         self._measuring = False
@@ -141,10 +141,10 @@ class Generator:
             block = self._address()
             reads = read_share == 1 or (read_share > 0 and self._random.random() < read_share)
             access = nvme.read if reads else nvme.write
-            begin = transport.now_ns()
+            begin = transport.now_ns
             await access(self._namespace, block, self._access_blocks, address, queue)
             if self._measuring:
-                self._samples.append(transport.now_ns() - begin)
+                self._samples.append(transport.now_ns - begin)
         self._running -= 1
         if self._running == 0:
             drained.set()
