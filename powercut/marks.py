@@ -101,7 +101,8 @@ def torn_rows(found: Judgement, images: Sequence[Image]) -> set[int]:
 
 
 def check_marks(images: Sequence[Image], capacity: int) -> Counter:
-    """Every row that is torn is marked, in the bitmap of some member. Counts what there is.
+    """Every row that is torn is marked, in the bitmap of some member. No row is torn of an array
+    that says that it is clean. Counts what there is.
 
     An array over whose drives a new one is being made may have bitmaps of that one already. So
     nothing is known of its rows.
@@ -109,7 +110,12 @@ def check_marks(images: Sequence[Image], capacity: int) -> Counter:
     seen: Counter = Counter()
     for found in sets(images, capacity):
         one = found.freshest
-        if not found.dirty or one.level not in REDUNDANT or not found.members:
+        if one.level not in REDUNDANT or not found.members:
+            continue
+        if not found.dirty:
+            torn = torn_rows(found, images)
+            assert not torn, f"{one}: rows {sorted(torn)} are torn, and it is clean"
+            seen["clean arrays"] += 1
             continue
         marked: set[int] = set()
         pages = [images[port].get(BITMAP, EMPTY) for port in found.members.values()]

@@ -24,7 +24,7 @@ from cocotb_tests.streams import (
     wait_until,
 )
 from hdl.background.epochs import Epochs
-from hdl.background.intent import Intent, tally
+from hdl.background.intent import EVENTS, Intent, flight, marking, tally
 from hdl.background.rows import array_row, stretch
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.host_command import Status, completion
@@ -398,12 +398,13 @@ async def keeps_its_rate(dut):
     assert cycles <= EVENT_CYCLES * events / 2
 
 
-def hear_marking(dut, told: list[int]) -> Iterator[None]:
-    """Notes the arrays of which it is told that they are marked."""
+def hear_marking(dut, told: list[tuple[int, int]]) -> Iterator[None]:
+    """Notes the arrays of which it is told that they are marked, and whether a walk does it."""
     while True:
         yield
         if sample(dut.marking__valid):
-            told.append(sample(dut.marking__payload))
+            one = unpack(marking(DURABLE), sample(dut.marking__payload))
+            told.append((one.array, one.walk))
 
 
 async def begin_durable(dut) -> None:
@@ -432,16 +433,23 @@ async def is_marked(dut, array: int, chunk: int) -> bool:
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def tells_who_asks(dut):
-    """Whoever asks is told, in their order, once the row is marked. Nobody else is."""
+    """Whoever asks is told, in their order, once the row is marked. Nobody else is. Rows of walks
+    are told from others, as they begin and as they retire."""
     generator = random.Random(int(os.environ["SEED"]))
     begun = StreamSource(dut, "writes__begun", layout=intention(DURABLE), active=0.7)
+    retired = StreamSource(dut, "writes__retired", active=0.7)
     told = StreamSink(dut, "marks__marked", layout=marked_row(DURABLE), active=0.5)
     await begin_durable(dut)
+    marks: list[tuple[int, int]] = []
+    every_cycle(dut.clk, hear_marking(dut, marks))
+    walks = []
     expected = []
     for slot in range(DURABLE.rows):
         row = generator.randrange(8 * DURABLE.intent_chunks)
         # A row that is noted already is told as well.
-        for asks in generator.choice(((0,), (1,), (0, 1), (1, 1))):
+        chosen = generator.choice(((0,), (1,), (0, 0), (1, 0), (1, 1)))
+        walks.append((1, int(not chosen[0])))
+        for asks in chosen:
             begun.send(slot=slot, array=1, row=row, asks=asks)
             if asks:
                 expected.append((slot, row // 8))
@@ -451,6 +459,23 @@ async def tells_who_asks(dut):
         assert await is_marked(dut, 1, chunk), f"chunk {chunk} is not marked"
     await cycles_pass(dut.clk, 200)
     assert not sample(dut.marks__marked__valid) and not sample(dut.busy)
+    assert marks == walks
+    for slot, (array, walk) in enumerate(walks):
+        dut.flight_read__address.value = slot
+        await cycles_pass(dut.clk, 2)
+        one = unpack(flight(DURABLE), sample(dut.flight_read__data))
+        assert (one.any, one.array, one.walk) == (1, array, walk), slot
+    slots = [*range(DURABLE.rows)]
+    generator.shuffle(slots)
+    marks.clear()
+    for slot in slots:
+        retired.send(slot)
+    await retired.drained()
+    await cycles_pass(dut.clk, 10 * EVENTS)
+    assert marks == [walks[slot] for slot in slots]
+    dut.flight_read__address.value = slots[0]
+    await cycles_pass(dut.clk, 2)
+    assert not unpack(flight(DURABLE), sample(dut.flight_read__data)).any
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -467,7 +492,7 @@ async def adds_what_is_loaded(dut):
         wanted.add(chunk)
     await begun.drained()
     await cycles_pass(dut.clk, 60)
-    told: list[int] = []
+    told: list[tuple[int, int]] = []
     every_cycle(dut.clk, hear_marking(dut, told))
     for word in range(DURABLE.intent_chunks // 32):
         marks = generator.getrandbits(32) & generator.getrandbits(32)
@@ -475,7 +500,7 @@ async def adds_what_is_loaded(dut):
         wanted |= {32 * word + bit for bit in range(32) if marks >> bit & 1}
     await load.drained()
     await cycles_pass(dut.clk, 60)
-    assert told == [1] * (DURABLE.intent_chunks // 32), "it is not told that marks come"
+    assert told == [(1, 0)] * (DURABLE.intent_chunks // 32), "it is not told that marks come"
     for chunk in range(DURABLE.intent_chunks):
         assert await is_marked(dut, 1, chunk) == (chunk in wanted), chunk
     dut.tally_read__address.value = 1
@@ -496,7 +521,7 @@ async def drops_what_it_flushes_itself(dut):
     bench = Bench(dut)
     dut.idle__begins.value = dut.idle__ended.value = 0
     await bench.begin()
-    told: list[int] = []
+    told: list[tuple[int, int]] = []
     every_cycle(dut.clk, hear_marking(dut, told))
     for _ in range(ROUNDS):
         for _ in range(bench.random.randint(1, 30)):
@@ -507,7 +532,7 @@ async def drops_what_it_flushes_itself(dut):
         while bench.slots != set(range(CONFIG.rows)):
             await bench.retire()
         await bench.rest()
-        assert {*told} == flying, "rows that retire are not told"
+        assert {array for array, _ in told} == flying, "rows that retire are not told"
         for number, array in enumerate(bench.arrays):
             assert sample(dut.marked) >> number & 1 == bool(array.chunks()), f"array {number}"
         await bench.flush_itself()

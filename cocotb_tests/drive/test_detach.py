@@ -222,6 +222,7 @@ def test_detach(testcase):
     run(testcase)
 
 
+@pytest.mark.slow
 def test_the_only_tag():
     simulate(
         Drives(config=CONFIG_1), name="detach_one", module=__name__, testcase="takes_the_tag"

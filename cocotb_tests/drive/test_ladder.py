@@ -507,7 +507,8 @@ def test_ladder(testcase):
     run(testcase)
 
 
-@pytest.mark.parametrize("tags", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
+@pytest.mark.slow
+@pytest.mark.parametrize("tags", [1, 2, 4])
 def test_few_tags(tags):
     run("cut_writes", tags=tags)
 

@@ -27,6 +27,7 @@ from cocotb_tests.streams import (
     unpack,
     wait_until,
 )
+from hdl.background.epochs import SETTLE_CYCLES
 from hdl.config import Config
 from hdl.flow.intention import marked_row
 from hdl.flow.marks import marks_address
@@ -39,6 +40,9 @@ CONFIG = Config(
 WORDS = CONFIG.intent_chunks // 32
 CYCLES = 20_000
 SLEEP_CYCLES = 2 * CONFIG.clock_hz
+HELD_CYCLES = 400
+"""A row of a clean array has been told to wait by then: others are looked at before it, some 5
+cycles each, and words of pages."""
 LET_CYCLES = 1_200
 """Most cycles from a row that asks to its answer, beside pages that are held up: the rest of a page
 of its array, then one with its mark, each some 5 cycles a word and what a page takes here, and
@@ -53,6 +57,8 @@ class Bench:
         self.random = random.Random(environ["SEED"])
         arrays = range(CONFIG.arrays)
         self.planes = [0] * CONFIG.arrays
+        self.turned = [-SETTLE_CYCLES] * CONFIG.arrays
+        """When a flush of each array has begun or ended."""
         self.marks = [[set(), set()] for _ in arrays]
         """Of each array, the chunks that are marked in each plane."""
         self.free = list(range(CONFIG.rows))
@@ -65,7 +71,9 @@ class Bench:
         self.coming: list[list[int] | None] = [None] * CONFIG.arrays
         """Of each array, the words of the page that is being stored, as far as they have come."""
         self.collecting: int | None = None
-        self.whole = self.exempt = 0
+        self.whole = self.exempt = self.clean = self.was_clean = 0
+        self.awaited: set[int] = set()
+        """Arrays that are clean, of which a row has been told to wait."""
         self.held: set[int] = set()
         """Arrays whose drives hang."""
         self.wanted = [0] * CONFIG.arrays
@@ -82,9 +90,10 @@ class Bench:
         for name in ("forget", "refresh", "marks__dropped"):
             getattr(dut, f"{name}__valid").value = 0
         dut.whole.value = dut.exempt.value = dut.now.value = dut.marks__planes.value = 0
+        dut.clean.value = 0
         others = (
-            dut.whole, dut.exempt, dut.page__ready, dut.refresh__valid, dut.forget__valid,
-            dut.marks__dropped__valid,
+            dut.whole, dut.exempt, dut.clean, dut.page__ready, dut.refresh__valid,
+            dut.forget__valid, dut.marks__dropped__valid,
         )  # fmt: skip
         self.watch = BusyWatch(
             dut,
@@ -114,6 +123,12 @@ class Bench:
             dut.now.value = self.cycle
             if ready and sample(dut.page__valid):
                 self._begin(sample(dut.page__payload))
+            if sample(dut.held__valid):
+                waits = sample(dut.held__payload)
+                clean = (self.clean | self.was_clean) >> waits & 1
+                assert clean, f"a row of array {waits} waits, which is not clean"
+                self.awaited.add(waits)
+            self.was_clean = self.clean
             now_ready = int(self.collecting is None and self.random.random() < 0.3)
             if now_ready != ready:
                 dut.page__ready.value = ready = now_ready
@@ -174,6 +189,7 @@ class Bench:
 
     def _let(self, slot: int) -> None:
         array, chunk, since = self.asked.pop(slot)
+        assert not self.clean >> array & 1, f"a row of array {array} is let go, which is clean"
         self.written[slot] = array, chunk
         self.seen["rows"] += 1
         if not self.held:
@@ -207,6 +223,9 @@ class Bench:
         """A flush begins: marks go to the other plane from now on, which is empty. Or it ends, and
         drops nothing."""
         newer, marks = self.planes[array], self.marks[array]
+        if self.cycle - self.turned[array] < SETTLE_CYCLES:
+            return
+        self.turned[array] = self.cycle
         if marks[1 - newer]:
             marks[newer] |= marks[1 - newer]
             marks[1 - newer] = set()
@@ -219,6 +238,23 @@ class Bench:
         """Members have changed."""
         self.wanted[array] += 1
         self.pulse("refresh", array)
+
+    def turn_clean(self, array: int) -> None:
+        """The array is clean, if nobody writes it. Or it is not any more, once a row has been
+        waiting for long enough."""
+        waiting = [slot for slot, row in self.asked.items() if row[0] == array]
+        if self.clean >> array & 1:
+            if not waiting or self.cycle - self.asked[waiting[0]][2] < HELD_CYCLES:
+                return
+            assert array in self.awaited, f"nobody is told that a row of array {array} waits"
+            self.awaited.discard(array)
+            for slot in waiting:
+                self.asked[slot] = array, self.asked[slot][1], self.cycle
+            self.seen["rows held"] += len(waiting)
+        elif waiting or any(row[0] == array for row in self.written.values()):
+            return
+        self.clean ^= 1 << array
+        self.dut.clean.value = self.clean
 
     async def run(self, cycles: int) -> None:
         """Everything happens at random."""
@@ -238,6 +274,8 @@ class Bench:
                 self.turn(self.collecting)
             if choose.random() < 0.001:
                 self.refresh(choose.randrange(CONFIG.arrays))
+            if choose.random() < 0.02:
+                self.turn_clean(choose.randrange(CONFIG.arrays))
             if choose.random() < 0.0005:
                 self.whole ^= 1 << choose.randrange(CONFIG.arrays)
                 dut.whole.value = self.whole
@@ -248,6 +286,9 @@ class Bench:
     async def settle(self) -> None:
         """Nobody waits any more."""
         for _ in range(4 * LET_CYCLES):
+            for array in range(CONFIG.arrays):
+                if self.clean >> array & 1:
+                    self.turn_clean(array)
             if not self.asked and not any(self.coming) and not sample(self.dut.busy):
                 break
             await RisingEdge(self.dut.clk)
@@ -282,6 +323,7 @@ async def what_may_be_written_is_marked(dut):
     seen = bench.seen
     assert seen["pages that drop"] and seen["pages at once"] > 1
     assert seen["rows let at once"] > seen["rows"] // 4 > 50
+    assert seen["rows held"] > 20
     assert seen["pages"] < seen["rows"]
 
 
@@ -452,9 +494,27 @@ class FreshTooSoon(StoredMarks):
         return Const(1)
 
 
+class LetsOld(StoredMarks):
+    """Planted bug: rows of a clean array wait only for their marks."""
+
+    def elaborate(self, platform) -> Module:
+        self.clean = Const(0, self._config.arrays)
+        return super().elaborate(platform)
+
+
+class NeverWakes(StoredMarks):
+    """Planted bug: rows are not looked at again as their array is not clean any more."""
+
+    def _note(self, m: Module) -> None:
+        super()._note(m)
+        m.d.sync += self._was_clean.eq(0)
+
+
 @pytest.mark.parametrize(
     ("broken", "testcase"),
     [
+        pytest.param(LetsOld, TESTS[0], marks=pytest.mark.slow),
+        pytest.param(NeverWakes, TESTS[0], marks=pytest.mark.slow),
         (LetsAtOnce, TESTS[0]),
         (LowestFirst, TESTS[0]),
         pytest.param(ForgetsTheComing, TESTS[0], marks=pytest.mark.slow),

@@ -181,10 +181,8 @@ def test_superblocks_for_long():
 BUGS = BelievesTheExchanged, BelievesTheFailed, FollowsThePort, WritesAtOnce
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [pytest.param(bug, marks=[] if bug is WritesAtOnce else [pytest.mark.slow]) for bug in BUGS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
 def test_superblocks_planted_bugs_are_found(bug):
     room = SuperblocksRoom(config=SIZES, superblocks=bug)
     with pytest.raises(SimulationError, match="failed: knows_what_is_there"):

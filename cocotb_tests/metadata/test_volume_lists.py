@@ -358,7 +358,6 @@ BUGS = {
     "WritesOver": WritesOver,
     "WritesTheSuperblockFirst": WritesTheSuperblockFirst,
 }
-FAST = ("WritesOver",)
 
 
 def run(component, name: str, *, rounds: int) -> None:
@@ -374,9 +373,8 @@ def test_volume_lists_for_long():
     run(SuperblocksRoom(config=SIZES), "volume_lists_long", rounds=400)
 
 
-@pytest.mark.parametrize(
-    "bug", [pytest.param(bug, marks=[] if bug in FAST else [pytest.mark.slow]) for bug in BUGS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
 def test_volume_lists_planted_bugs_are_found(bug):
     room = SuperblocksRoom(config=SIZES, superblocks=BUGS[bug])
     with pytest.raises(SimulationError, match="failed: lists_are_what_they_were"):

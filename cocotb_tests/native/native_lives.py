@@ -1,11 +1,16 @@
 """Arrays of a card that lives on drives: how they are made, and until when their jobs run."""
 
+from itertools import count
+
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES
 from hdl.flow.geometry import Level
 from powercut.lives import POLL_NS, Known, Lives, contents
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
+
+NUMBERS = count(1000)
+"""Of writes: none that `made` has used."""
 
 
 async def made(
@@ -25,6 +30,17 @@ async def made(
         await card.nvme.write(array.namespace, block, 1, address, fua=True)
         array.stored[block] = block + 1
     return array
+
+
+async def write(card: SimulatedCard, lives: Lives, array: Known, block: int) -> None:
+    """The host writes a block, with FUA."""
+    address = card.transport.memory.allocate(BLOCK_BYTES)
+    number = next(NUMBERS)
+    card.transport.memory.write(address, contents(block, number))
+    array.begun.setdefault(block, set()).add(number)
+    await card.nvme.write(array.namespace, block, 1, address, fua=True)
+    array.stored[block] = number
+    del array.begun[block]
 
 
 async def job_ends(card: SimulatedCard, array: Known) -> background.Job:

@@ -335,7 +335,7 @@ async def whole(card: Card) -> None:
 @pytest.mark.parametrize(
     ("level", "members"),
     [
-        pytest.param(Level.RAID5, 5, id="RAID5"),
+        pytest.param(Level.RAID5, 5, id="RAID5", marks=pytest.mark.slow),
         pytest.param(Level.RAID10, 4, id="RAID10", marks=pytest.mark.slow),
         pytest.param(Level.RAID6, 6, id="RAID6", marks=pytest.mark.slow),
     ],
@@ -429,6 +429,7 @@ def test_what_mirrors_have_given_stays():
         card.run(scenario())
 
 
+@pytest.mark.slow
 def test_what_was_read_after_a_restart_stays():
     """A copy cannot be read, and all drives restart before another one is asked, or before that one
     has answered. What the read gives then is what all later ones give, unless it is of before the

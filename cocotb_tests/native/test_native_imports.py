@@ -75,6 +75,7 @@ def test_foreign_drives_are_left_alone():
         }
 
 
+@pytest.mark.slow
 def test_a_drive_that_was_a_member_elsewhere():
     """A drive of an array that cannot be brought up takes the place of a member of another one.
     From the first block on that is written to it, it does not say any more that it holds what the
@@ -289,6 +290,7 @@ def test_what_is_wrong_with_drives_is_listed():
         card.run(look(card))
 
 
+@pytest.mark.slow
 def test_power_goes_in_an_import():
     """Either card may have the array then, and it is what it was."""
     lives = Lives(SEED)

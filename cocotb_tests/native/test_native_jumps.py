@@ -210,7 +210,7 @@ async def shut_down(card: Card) -> Volume:
 @pytest.mark.parametrize(
     ("main", "config"),
     [
-        pytest.param(hang, USUAL, id="hang"),
+        pytest.param(hang, USUAL, id="hang", marks=pytest.mark.slow),
         pytest.param(give_up, USUAL, id="give_up", marks=pytest.mark.slow),
         pytest.param(rebuild, USUAL, id="rebuild"),
         pytest.param(reset, USUAL, id="reset"),

@@ -342,7 +342,7 @@ def leaves_with_commands(level: Level, members: int, *, slow: bool) -> bool:
 @pytest.mark.parametrize(
     ("level", "members"),
     [
-        pytest.param(Level.JBOD, 1, id="JBOD"),
+        pytest.param(Level.JBOD, 1, id="JBOD", marks=pytest.mark.slow),
         pytest.param(Level.RAID0, 3, id="RAID0", marks=pytest.mark.slow),
         pytest.param(Level.RAID1, 2, id="RAID1", marks=pytest.mark.slow),
         pytest.param(Level.RAID5, 4, id="RAID5"),
@@ -535,7 +535,7 @@ def mended_as_drives_restart(
 @pytest.mark.parametrize(
     ("level", "members"),
     [
-        pytest.param(Level.RAID1, 2, id="RAID1"),
+        pytest.param(Level.RAID1, 2, id="RAID1", marks=pytest.mark.slow),
         pytest.param(Level.RAID1, 3, id="triple", marks=pytest.mark.slow),
         pytest.param(Level.RAID5, 3, id="RAID5", marks=pytest.mark.slow),
     ],

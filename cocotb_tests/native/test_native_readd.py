@@ -181,6 +181,7 @@ def marks_are_those_of_the_array() -> None:
         card.finish(volume, *others)
 
 
+@pytest.mark.slow
 def test_marks_are_those_of_the_array():
     marks_are_those_of_the_array()
 

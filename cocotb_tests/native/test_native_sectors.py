@@ -23,7 +23,7 @@ LEVELS = [
     pytest.param(Level.RAID1, 3, 2, {}, id="RAID1"),
     pytest.param(Level.RAID10, 5, 1, {}, id="RAID1E"),
     pytest.param(Level.RAID5, 5, 1, {}, id="RAID5", marks=pytest.mark.slow),
-    pytest.param(Level.RAID6, 8, 2, {}, id="RAID6"),
+    pytest.param(Level.RAID6, 8, 2, {}, id="RAID6", marks=pytest.mark.slow),
     pytest.param(Level.RAID5, 8, 1, {"spans": 2}, id="RAID50", marks=pytest.mark.slow),
 ]
 
@@ -78,6 +78,7 @@ def test_writers_in_one_block():
         card.finish(card.run(main()))
 
 
+@pytest.mark.slow
 def test_other_commands():
     """Compare, Write Zeroes and Verify mean the sectors that they name, and no others."""
     with Card([FAST] * PORTS, seed=SEED) as card:

@@ -197,8 +197,9 @@ def test_another_drive_is_no_spare():
 
 
 @pytest.mark.parametrize(
-    "adds", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["added", "removed"]
+    "adds", [True, False], ids=["added", "removed"]
 )
+@pytest.mark.slow
 def test_power_goes_as_spares_change(adds):
     """Whenever power goes: what has been acknowledged is so. What has not is so, or is as it was.
     A drive whose superblock is torn is an ordinary one."""

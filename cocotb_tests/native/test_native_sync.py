@@ -36,7 +36,7 @@ async def write_every_row(card: Card, volume: Volume) -> None:
     ("level", "members", "pulled"),
     [
         pytest.param(Level.RAID5, 7, (3,), id="RAID5"),
-        pytest.param(Level.RAID6, 8, (2, 5), id="RAID6"),
+        pytest.param(Level.RAID6, 8, (2, 5), id="RAID6", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_written_is_safe_before_rows_are_in_sync(level, members, pulled):

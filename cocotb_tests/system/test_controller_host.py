@@ -527,6 +527,7 @@ def test_reads_too_soon_are_caught(monkeypatch):
         run("judges_ranges_and_compares", mutant=Hasty)
 
 
+@pytest.mark.slow
 def test_host_faults():
     run("host_faults_cost_one_command")
 

@@ -125,6 +125,7 @@ class Background(wiring.Component):
                 "load": In(stream.Signature(marks_word(config))),
                 "follow": In(Pulse(config.array_bits)),
                 "whole": Out(config.arrays),
+                "idle": Out(config.arrays),
                 "host_active": In(1),
                 "ask": Out(stream.Signature(MAX_DRIVES)),
                 "told": In(stream.Signature(MAX_DRIVES)),
@@ -295,13 +296,23 @@ class Background(wiring.Component):
             m.d.sync += changing.eq(0)
         connect(m, idle.epoch, intent.idle)
         connect(m, intent.marking, idle.written)
+        connect(m, idle.flight_read, intent.flight_read)
         connect(m, idle.ask, flipped(self.ask))
         connect(m, flipped(self.told), idle.told)
         connect(m, idle.geometry_read, flipped(self.geometry_read[2]))
         connect(m, idle.member_read, flipped(self.member_read[1]))
+        jobs, verdicts, drives = self._jobs, self._states.verdicts, self.drives
+        unsynced = self._supervisor.doubts | jobs.torn | jobs.control.unsynced
+        with m.If(verdicts.settled & ~drives.undecided):
+            m.d.comb += idle.able.eq(verdicts.valid & ~(verdicts.hopeless | unsynced))
         m.d.comb += [
+            idle.made.valid.eq(intent.wipe),
+            idle.made.payload.eq(intent.named),
             idle.marked.eq(intent.marked),
             idle.optimal.eq(intent.optimal),
+            idle.unsynced.eq(unsynced),
+            idle.failed.eq(drives.failed),
+            self.idle.eq(idle.idle),
             idle.changing.eq(changing | request.valid),
             idle.now.eq(self.now),
             self.deadline.eq(

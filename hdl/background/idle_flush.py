@@ -4,13 +4,15 @@ from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.background.epochs import IdleEpoch
+from hdl.background.epochs import SETTLE_CYCLES, IdleEpoch
+from hdl.background.intent import flight, marking
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
 from hdl.flow.geometry import WIDTH_BITS
 from hdl.flow.table_read import geometry_read, member_read
 from hdl.kit.clock import NEVER, passed
 from hdl.kit.pick import lowest_bit
 from hdl.kit.pulse import Pulse
+from hdl.kit.table import TableRead
 
 
 class IdleFlush(wiring.Component):
@@ -20,14 +22,24 @@ class IdleFlush(wiring.Component):
     cut would cost a RESYNC of all of that. So an array that is OPTIMAL, has marks, and of which no
     row has begun or ceased to be written for ``marks_idle_us`` is flushed, at most twice that time
     after the last one. It is an epoch of `hdl.background.epochs`, like the FLUSH of a host. If a
-    drive does not store what it has, or the tables change meanwhile, the marks stay. The array is
-    flushed again once it has been written, or has not been OPTIMAL for a moment.
+    drive does not store what it has, or the tables change meanwhile, the marks stay.
 
-    All drives of the array are asked. Arrays are flushed one after the other. A drive that hangs
-    delays those behind it by what `hdl.drive.recovery.ladder` takes, and nothing else.
+    Any array that is ``able`` is flushed as well, so that it is ``idle``: all that was written is
+    stored, and no row is being written. That is so until the next row is marked. Its superblocks
+    may say that it is clean then. Rows that a walk writes do not count: it leaves them as
+    consistent as it has found them. They are marked all the same, so the marks of an array that is
+    walked are flushed again and again.
 
-    A flush takes 2 cycles a member and 10, and what the drives and `hdl.drive.flusher.Flusher`
-    take.
+    An array whose drives do not store what they have is flushed again once it has been written, or
+    has not been OPTIMAL or ``able`` for a moment. If anything changes meanwhile it is flushed again
+    after ``marks_idle_us``.
+
+    All drives of the array that have not failed are asked. Arrays are flushed one after the other.
+    A drive that hangs delays those behind it by what `hdl.drive.recovery.ladder` takes, and nothing
+    else.
+
+    A flush takes 2 cycles a member, 2 a row slot and 80, and what the drives and
+    `hdl.drive.flusher.Flusher` take.
 
     Parameters
     ----------
@@ -39,10 +51,23 @@ class IdleFlush(wiring.Component):
     written
         A pulse. A row of this array is marked, as it is about to be written or as it retires. Or
         marks come that its drives have: whoever brings it up is not through yet.
+    made
+        A pulse. This array is new.
     marked
         One bit per array. It has marks.
     optimal
         One bit per array. It is OPTIMAL, and marks may be dropped.
+    able
+        One bit per array. It is there and has not failed, its rows are in sync, and none of its
+        drives may have lost anything.
+    unsynced
+        One bit per array. Its rows are not in sync.
+    failed
+        One bit per port. Its drive has failed.
+    idle
+        One bit per array.
+    flight_read
+        What each row slot writes.
     changing
         The tables are being changed, or are about to be.
     epoch
@@ -63,9 +88,15 @@ class IdleFlush(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "written": In(Pulse(config.array_bits)),
+                "written": In(Pulse(marking(config))),
+                "made": In(Pulse(config.array_bits)),
                 "marked": In(config.arrays),
                 "optimal": In(config.arrays),
+                "able": In(config.arrays),
+                "unsynced": In(config.arrays),
+                "failed": In(MAX_DRIVES),
+                "idle": Out(config.arrays),
+                "flight_read": Out(TableRead(config.row_slot_bits, flight(config))),
                 "changing": In(1),
                 "epoch": Out(IdleEpoch(config)),
                 "geometry_read": Out(geometry_read(config)),
@@ -79,10 +110,12 @@ class IdleFlush(wiring.Component):
         )
         self._idle_cycles = config.marks_idle_us * config.clock_hz // 1_000_000
         # A bit an array. It has been written since arrays were last looked at; it is to be flushed;
-        # it has been, and has not been written since.
+        # it has been, and has not been written since. It was OPTIMAL, or able, a cycle ago.
         self._recent = Signal(config.arrays)
         self._due = Signal(config.arrays)
         self._tried = Signal(config.arrays)
+        self._was_optimal = Signal(config.arrays)
+        self._was_able = Signal(config.arrays)
         # Arrays are looked at then.
         self._times = Signal()
         self._look_at = Signal(TIME_BITS)
@@ -91,12 +124,24 @@ class IdleFlush(wiring.Component):
         self._array = Signal(config.array_bits)
         self._role = Signal(WIDTH_BITS)
         self._ports = Signal(MAX_DRIVES)
-        self._changed = Signal()  # the tables have, since the epoch began
+        # The flush is an epoch. Since it began the tables have changed, or the array has not been
+        # able all the time. A row of it is or was being written. Its drives have been heard since.
+        self._of_epoch = Signal()
+        self._changed = Signal()
+        self._unable = Signal()
+        self._moves = Signal()
+        self._slot = Signal(range(config.rows))
+        self._pause = Signal(range(SETTLE_CYCLES + 1))
+
+    @property
+    def _has_needless(self) -> Value:
+        """Arrays whose marks a flush would make needless."""
+        return self.marked & self.optimal
 
     @property
     def _waiting(self) -> Value:
         """Arrays that will be flushed once they have been idle for long enough."""
-        return self.marked & self.optimal & ~self._tried
+        return (self._has_needless | (self.able & ~self.idle)) & ~self._tried
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -108,25 +153,36 @@ class IdleFlush(wiring.Component):
             member.array.eq(array),
             member.position.eq(role),
             self.ask.payload.eq(self._ports),
+            self.flight_read.address.eq(self._slot),
         ]
-        m.d.sync += self._tried.eq(self._tried & self.optimal)
+        anew = (self.optimal & ~self._was_optimal) | (self.able & ~self._was_able)
+        m.d.sync += [
+            self._tried.eq(self._tried & ~anew),
+            self._was_optimal.eq(self.optimal),
+            self._was_able.eq(self.able),
+        ]
         with m.FSM(name="flush_idle") as fsm:
             self._rest(m)
             self._begin(m)
             self._find_members(m)
+            self._find_rows(m)
             self._flush(m)
+            self._settle(m)
             waits = (
                 (fsm.ongoing("REST") & ~self._due.any())
-                | (fsm.ongoing("BEGIN") & self._due.bit_select(array, 1) & ~self.epoch.begun)
+                | (fsm.ongoing("BEGIN") & self._wants & ~self._begins)
                 | (fsm.ongoing("ASK") & ~self.ask.ready)
                 | (fsm.ongoing("LISTEN") & ~self.told.valid)
             )
             begun = ~fsm.ongoing("REST") & ~fsm.ongoing("BEGIN")
         with m.If(begun & self.changing):
             m.d.sync += self._changed.eq(1)
+        with m.If(begun & ~self.able.bit_select(array, 1)):
+            m.d.sync += self._unable.eq(1)
         self._watch(m)
         starts = self._waiting.any() & ~self._times
-        m.d.comb += self.busy.eq(~waits | starts | self._ticks | self.written.valid)
+        falls = (self.idle & self.unsynced).any() | self.written.valid | self.made.valid
+        m.d.comb += self.busy.eq(~waits | starts | self._ticks | falls | (anew & self._tried).any())
         return m
 
     def _watch(self, m: Module) -> None:
@@ -145,11 +201,24 @@ class IdleFlush(wiring.Component):
         with m.Elif(self._waiting.any() & ~self._times):
             m.d.sync += [self._times.eq(1), self._look_at.eq(self.now + self._idle_cycles)]
         # Last, so that nothing undoes it.
+        written = self.written.payload
         with m.If(self.written.valid):
+            m.d.sync += self._tried.bit_select(written.array, 1).eq(0)
+            with m.If(~written.walk):
+                m.d.sync += [
+                    self._recent.bit_select(written.array, 1).eq(1),
+                    self.idle.bit_select(written.array, 1).eq(0),
+                ]
+                with m.If(written.array == self._array):
+                    m.d.sync += self._moves.eq(1)
+        with m.If(self.made.valid):
             m.d.sync += [
-                self._recent.bit_select(self.written.payload, 1).eq(1),
-                self._tried.bit_select(self.written.payload, 1).eq(0),
+                self.idle.bit_select(self.made.payload, 1).eq(0),
+                self._tried.bit_select(self.made.payload, 1).eq(0),
             ]
+        for number, unsynced in enumerate(self.unsynced):
+            with m.If(unsynced):
+                m.d.sync += self.idle[number].eq(0)
 
     def _rest(self, m: Module) -> None:
         """The state REST: an array is chosen."""
@@ -158,22 +227,39 @@ class IdleFlush(wiring.Component):
                 self._array.eq(lowest_bit(m, self._due, "due")),
                 self._role.eq(0),
                 self._ports.eq(0),
+                self._slot.eq(0),
                 self._changed.eq(0),
+                self._unable.eq(0),
+                self._moves.eq(0),
+                self._pause.eq(0),
             ]
             with m.If(self._due.any()):
                 m.next = "BEGIN"
 
-    def _begin(self, m: Module) -> None:
-        """The state BEGIN: the epoch begins, before a drive is asked."""
+    @property
+    def _wants(self) -> Value:
+        """The array at hand is to be flushed."""
         array = self._array
+        return (self._has_needless | (self.able & ~self.idle)).bit_select(array, 1)
+
+    @property
+    def _begins(self) -> Value:
+        """Its flush begins."""
+        needs_epoch = self._has_needless.bit_select(self._array, 1)
+        return ~self.changing & Mux(needs_epoch, self.epoch.begun, self._wants)
+
+    def _begin(self, m: Module) -> None:
+        """The state BEGIN: if there are marks the epoch begins, before a drive is asked."""
+        array, needs_epoch = self._array, self._has_needless.bit_select(self._array, 1)
         with m.State("BEGIN"):
-            m.d.comb += self.epoch.begins.eq(~self.changing)
-            with m.If(self.epoch.begun):
+            m.d.comb += self.epoch.begins.eq(~self.changing & needs_epoch)
+            m.d.sync += self._of_epoch.eq(needs_epoch)
+            with m.If(self._begins):
                 m.d.sync += self._tried.bit_select(array, 1).eq(1)
                 m.next = "FIND"
-            with m.Elif(~(self.marked & self.optimal).bit_select(array, 1)):
+            with m.Elif(~self._wants):
                 m.next = "REST"
-            with m.If(self.epoch.begun | ~(self.marked & self.optimal).bit_select(array, 1)):
+            with m.If(self._begins | ~self._wants):
                 m.d.sync += self._due.bit_select(array, 1).eq(0)
 
     def _find_members(self, m: Module) -> None:
@@ -183,16 +269,32 @@ class IdleFlush(wiring.Component):
             m.next = "NOTE"
 
         with m.State("NOTE"):
+            port = self.member_read.data
             m.d.sync += [
-                self._ports.bit_select(self.member_read.data, 1).eq(1),
+                self._ports.bit_select(port, 1).eq(~self.failed.bit_select(port, 1)),
                 role.eq(role + 1),
             ]
             m.next = "FIND"
             with m.If(role == (shape.width * shape.spans)[:WIDTH_BITS] - 1):
+                m.next = "SEEK"
+
+    def _find_rows(self, m: Module) -> None:
+        """The states SEEK and SEE: whether a row of the array is being written."""
+        found, slot = self.flight_read.data, self._slot
+        with m.State("SEEK"):
+            m.next = "SEE"
+
+        with m.State("SEE"):
+            with m.If(found.any & ~found.walk & (found.array == self._array)):
+                m.d.sync += self._moves.eq(1)
+            m.d.sync += slot.eq(slot + 1)
+            m.next = "SEEK"
+            with m.If(slot == self._config.rows - 1):
                 m.next = "ASK"
 
     def _flush(self, m: Module) -> None:
         """The states ASK and LISTEN: the drives are flushed."""
+        array, changed = self._array, self._changed | self.changing
         stored = (self._ports & ~self.told.payload) == 0
         with m.State("ASK"):
             m.d.comb += self.ask.valid.eq(1)
@@ -203,7 +305,25 @@ class IdleFlush(wiring.Component):
             m.d.comb += self.told.ready.eq(1)
             with m.If(self.told.valid):
                 m.d.comb += [
-                    self.epoch.ended.eq(1),
-                    self.epoch.good.eq(stored & ~self._changed & ~self.changing),
+                    self.epoch.ended.eq(self._of_epoch),
+                    self.epoch.good.eq(stored & ~changed),
                 ]
+                m.next = "REST"
+                with m.If(stored):
+                    m.next = "SETTLE"
+                with m.If(changed):
+                    m.d.sync += self._tried.bit_select(array, 1).eq(0)
+
+    def _settle(self, m: Module) -> None:
+        """The state SETTLE: until a drive that may have lost something meanwhile is known."""
+        array, pause = self._array, self._pause
+        with m.State("SETTLE"):
+            m.d.sync += pause.eq(pause + 1)
+            with m.If(pause == SETTLE_CYCLES):
+                unable = self._unable | ~self.able.bit_select(array, 1)
+                changed = self._changed | self.changing
+                with m.If(~(unable | changed | self._moves)):
+                    m.d.sync += self.idle.bit_select(array, 1).eq(1)
+                with m.If(changed):
+                    m.d.sync += self._tried.bit_select(array, 1).eq(0)
                 m.next = "REST"

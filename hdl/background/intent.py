@@ -1,6 +1,6 @@
 """Write-intent bitmap: which chunks of an array a member that was away may have missed."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -9,6 +9,7 @@ from hdl.background.rows import array_row, stretch
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.intention import WriteEvents, intention
 from hdl.flow.marks import BIT_BITS, WORD_BITS, Marks, chunk_shift, marks_word
+from hdl.kit.optional import optional
 from hdl.kit.pick import lowest_bit
 from hdl.kit.pulse import Pulse
 from hdl.kit.queue import Queue
@@ -42,10 +43,18 @@ def event(config: Config) -> data.StructLayout:
 
 
 def flight(config: Config) -> data.StructLayout:
-    """What a row slot writes, if ``any``: in which chunk, and in which epoch that began."""
+    """What a row slot writes, if ``any``: in which chunk, and in which epoch that began. With
+    `Config.durable_marks`: whether it is a ``walk`` that writes it."""
     return data.StructLayout(
         {"any": 1, "epoch": 1, "array": config.array_bits, "chunk": config.chunk_bits}
+        | optional(config.durable_marks, {"walk": 1})
     )
+
+
+def marking(config: Config) -> data.StructLayout:
+    """A row of ``array`` is marked. With ``walk`` it is a walk's, which leaves it as consistent as
+    it has found it."""
+    return data.StructLayout({"array": config.array_bits, "walk": 1})
 
 
 def _ports(config: Config) -> dict:
@@ -53,7 +62,8 @@ def _ports(config: Config) -> dict:
     idle = {
         "idle": In(IdleEpoch(config)),
         "marked": Out(config.arrays),
-        "marking": Out(Pulse(config.array_bits)),
+        "marking": Out(Pulse(marking(config))),
+        "flight_read": In(TableRead(config.row_slot_bits, flight(config))),
     }
     return {
         **(idle if config.durable_marks else {}),
@@ -100,7 +110,7 @@ class Intent(wiring.Component):
     -----
     writes
         Rows that are written, and flushes. If the row slot of a row that is begun is already noted,
-        this says nothing new. `EVENTS` of ``begun`` and ``retired`` wait inside.
+        this says nothing new. Such a row asks only if it has asked as it was noted. `EVENTS` of ``begun`` and ``retired`` wait inside.
     optimal
         One bit per array, as in `Epochs`.
     settled
@@ -137,6 +147,8 @@ class Intent(wiring.Component):
     marking
         With `Config.durable_marks`: a pulse. A row of this array is marked, as it is about to be
         written or as it retires, or marks are ``load``-ed.
+    flight_read
+        With `Config.durable_marks`: what each row slot writes.
     sweeping
         A bitmap is to be wiped or filled.
     busy
@@ -158,7 +170,7 @@ class Intent(wiring.Component):
         # and its number of marked chunks, both for the machine and for the host.
         self._durable = config.durable_marks
         self._marks = Table(WORD_BITS, 2 * config.arrays * self._words, reads=1 + self._durable)
-        self._flights = Table(flight(config), config.rows)
+        self._flights = Table(flight(config), config.rows, reads=1 + self._durable)
         self._lasts = Table(BLOCK_NUMBER_BITS, config.arrays, reads=2)
         self._counts = Table(chunk + 1, config.arrays, reads=2)
         # Events in the order in which they were taken.
@@ -407,6 +419,7 @@ class Intent(wiring.Component):
                 new_flight.epoch.eq(epochs.number),
                 new_flight.array.eq(self._array),
                 new_flight.chunk.eq(row >> self._shift),
+                new_flight.walk.eq(~self._asks),
                 epochs.retired_epoch.eq(written.epoch),
             ]
             m.next = "READ"
@@ -419,6 +432,8 @@ class Intent(wiring.Component):
                         epochs.takes.eq(~written.any),
                     ]
                     with m.If(written.any):
+                        if self._durable:
+                            m.d.sync += Assert(~(self._asks & written.walk), "a walk asks")
                         m.next = "REST"
                         self._answer(m)
                 with m.Case(Task.RETIRE):
@@ -456,7 +471,11 @@ class Intent(wiring.Component):
 
         with m.State("MARK"):
             if self._durable:
-                m.d.comb += self.marking.valid.eq(1)
+                retires = self._task == Task.RETIRE
+                m.d.comb += [
+                    self.marking.valid.eq(1),
+                    self.marking.payload.walk.eq(Mux(retires, self._written.walk, ~self._asks)),
+                ]
             self._store(m, self._newer, self._word, bits | mark)
             m.d.comb += [
                 counts.write.data.eq(counts.reads[0].data + 1),
@@ -596,7 +615,9 @@ class Intent(wiring.Component):
             marks.planes.eq(epochs.planes),
             marks.dropped.valid.eq(epochs.closed & self._drops),
             marks.dropped.payload.eq(self._array),
-            self.marking.payload.eq(self._array),
+            self.marking.payload.array.eq(self._array),
+            self._flights.reads[1].address.eq(self.flight_read.address),
+            self.flight_read.data.eq(self._flights.reads[1].data),
             told.slot.eq(self._slot),
             told.array.eq(self._array),
             told.chunk.eq(self._chunk),

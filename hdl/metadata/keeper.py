@@ -82,7 +82,11 @@ class Keeper(wiring.Component):
     card that was shut down may lose their power one after the other.
 
     A superblock is ``dirty`` while the array is in use and has redundancy, since power may go in
-    the middle of a row, and while its rows are not in sync.
+    the middle of a row, and while its rows are not in sync. With `Config.durable_marks` an array
+    that is ``idle`` is not in use. Rows of it wait (``says_clean``) from the first superblock that
+    says so on, until all members say that it is dirty again. Of an array that has FAILED this is
+    written once a row waits (``waits``), to the drives that are left. It costs one event, and the
+    others keep their roles, so they are as good as these when they come back.
 
     A drive that is to take the place of a member may hold another superblock. It becomes zeros
     (``wipe``) before anything else is written to the drive. So do its lists, to see whether the
@@ -142,6 +146,12 @@ class Keeper(wiring.Component):
         ``states`` and ``essential`` are up to date.
     clean
         A level. The host writes nothing, and all that it wrote is stored.
+    idle
+        With `Config.durable_marks`: one bit per array. All that was written to it is stored.
+    says_clean
+        One bit per array. If it has redundancy a superblock may say that it is clean.
+    waits
+        With `Config.durable_marks`, a pulse: a row of this array waits, as it ``says_clean``.
     geometry_read
         Table of the arrays.
     member_read
@@ -207,6 +217,9 @@ class Keeper(wiring.Component):
                 "essential": In(MAX_DRIVES),
                 "settled": In(1),
                 "clean": In(1),
+                "idle": In(config.arrays),
+                "says_clean": Out(config.arrays),
+                "waits": In(Pulse(config.array_bits)),
                 "geometry_read": Out(geometry_read(config)),
                 "member_read": Out(member_read(config)),
                 "edit": Out(stream.Signature(member_edit(config))),
@@ -272,14 +285,18 @@ class Keeper(wiring.Component):
         self._listed = Signal(config.arrays)
         self._relists = Signal(config.arrays)
         self._was_clean = Signal(init=1)
+        self._was_idle = Signal(config.arrays)
+        self._awaited = Signal(config.arrays)  # a row waits, if it still says that it is clean
         self._has_work = Signal()
 
         # The array at hand: what it is, how many members it has, and what its superblocks say.
         self._array = Signal(config.array_bits)
         self._geometry = Signal(geometry(config))
         self._members = Signal(WIDTH_BITS)
-        # Of all spans: a bit a role (`SuperblockFacts`). The first role of the span at hand.
+        # A bit a role, of all spans: its member is written. What superblocks say of each role
+        # (`SuperblockFacts`). The first role of the span at hand.
         self._alive = Signal(MAX_DRIVES)
+        self._named_alive = Signal(MAX_DRIVES)
         self._rebuilding = Signal(MAX_DRIVES)
         self._base = Signal(ROLE_BITS)
         self._record = Signal(record())
@@ -372,7 +389,9 @@ class Keeper(wiring.Component):
         has_work = self._has_work | self.wipe.valid | self.changes.request.valid
         m.d.comb += [
             self.yields.eq(rests & ~has_work & ~self.listed.valid),
-            self.busy.eq(~waits | self.listed.valid),
+            self.busy.eq(
+                ~waits | self.listed.valid | self.waits.valid | (self.idle != self._was_idle)
+            ),
         ]
         return m
 
@@ -395,7 +414,7 @@ class Keeper(wiring.Component):
             self._shape.geometry.eq(shape),
             facts.set_uuid.eq(self._record.set_uuid),
             facts.place.last.eq(shape.spans - 1),
-            facts.alive.eq(self._alive >> self._base),
+            facts.alive.eq(self._named_alive >> self._base),
             facts.rebuilding.eq(self._rebuilding >> self._base),
             facts.level.eq(self._shape.level),
             facts.layout.eq(self._shape.layout),
@@ -417,8 +436,24 @@ class Keeper(wiring.Component):
             self._doubted.eq(self.doubts),
         ]
         m.d.sync += self.raw.eq(self.raw & ~self.whole)
+        dirty = (self._is_in_use | doubtful) & self._has_redundancy
+        says_clean = self.says_clean.bit_select(self._array, 1)
         with m.If(self._starts_round):
-            m.d.sync += self.facts.dirty.eq(self._has_redundancy & (~self.clean | doubtful))
+            m.d.sync += [self.facts.dirty.eq(dirty), says_clean.eq(says_clean | ~dirty)]
+        with m.If(self._stores & self.facts.dirty):
+            self._release(m)
+
+    def _release(self, m: Module) -> None:
+        """Rows of the array at hand wait no longer."""
+        m.d.sync += [
+            self.says_clean.bit_select(self._array, 1).eq(0),
+            self._awaited.bit_select(self._array, 1).eq(0),
+        ]
+
+    @property
+    def _is_in_use(self) -> Value:
+        """Rows of the array at hand may be written."""
+        return ~(self.clean | self.idle.bit_select(self._array, 1))
 
     @property
     def _has_redundancy(self) -> Value:
@@ -449,6 +484,7 @@ class Keeper(wiring.Component):
             self._erases.eq(self._erases & ~drives.failed),
             self._refuses.eq(self._refuses & drives.present),
             self._was_clean.eq(self.clean),
+            self._was_idle.eq(self.idle),
         ]
         # An array may not have failed any more.
         with m.If(~self.settled):
@@ -457,6 +493,15 @@ class Keeper(wiring.Component):
             m.d.sync += self._due.eq(self.kept)
         with m.Elif(self.clean):
             m.d.sync += self._due.eq(self._due | (self.doubts & ~self._doubted))
+        with m.Else():
+            begins, ends = self.idle & ~self._was_idle, self._was_idle & ~self.idle
+            turns = (begins & ~self.says_clean) | (ends & self.says_clean)
+            m.d.sync += self._due.eq(self._due | (turns & self.kept))
+        with m.If(self.waits.valid):
+            awaited = self.waits.payload
+            m.d.sync += self._awaited.bit_select(awaited, 1).eq(1)
+            with m.If(self.states.word_select(awaited, 2) == ArrayState.FAILED):
+                m.d.sync += self._due.bit_select(awaited, 1).eq(1)
         m.d.sync += self._has_changed.eq(self._has_changed | drives.changed)
 
     def _hear_listed(self, m: Module) -> None:
@@ -586,6 +631,8 @@ class Keeper(wiring.Component):
                 kept.eq(1),
                 self.exempt.bit_select(changed, 1).eq(0),
                 self.raw.bit_select(changed, 1).eq(~self._assumed),
+                self.says_clean.bit_select(changed, 1).eq(self._placed),
+                self._awaited.bit_select(changed, 1).eq(0),
                 self._named.eq(1),
                 self._twice.bit_select(changed, 1).eq(self._placed),
                 self._inconsistent.bit_select(changed, 1).eq(~self._assumed),
@@ -702,6 +749,7 @@ class Keeper(wiring.Component):
                 self._record.eq(self._records.reads[0].data),
                 self._has_failed.eq(self.states.word_select(array, 2) == ArrayState.FAILED),
                 self._alive.eq(0),
+                self._named_alive.eq(0),
                 self._rebuilding.eq(0),
                 self._has_changed.eq(self.drives.changed),
             ]
@@ -725,10 +773,17 @@ class Keeper(wiring.Component):
                 with m.If(self._refutes):
                     m.next = "REFUTED"
             some_copies = (shape.copies > 1) & (shape.copies != shape.width)
+            awaited = self._awaited.bit_select(array, 1)
             with m.Elif(self._has_failed & ~some_copies):
-                m.next = "REST"
                 with m.If(self._refutes):
+                    m.d.sync += self._due.bit_select(array, 1).eq(awaited)
                     m.next = "EXCUSE"
+                # One that was never written is not begun with.
+                with m.Elif(awaited & twice):
+                    self._release(m)
+                    m.next = "REST"
+                with m.Elif(~awaited):
+                    m.next = "REST"
 
         # The same with a drive that has left. It keeps its superblock: the one that has taken its
         # place may have none.
@@ -781,12 +836,14 @@ class Keeper(wiring.Component):
 
         with m.State("NOTE_MEMBER"):
             port = self.member_read.data
-            failed = drives.failed.bit_select(port, 1)
+            failed, place = drives.failed.bit_select(port, 1), role[:ROLE_BITS]
+            # One whose loss is not written down is named as before.
+            excused = self._excused.bit_select(port, 1)
+            partial = Mux(failed, self._partial, drives.stale).bit_select(port, 1)
             m.d.sync += [
-                self._alive.bit_select(role[:ROLE_BITS], 1).eq(~failed),
-                self._rebuilding.bit_select(role[:ROLE_BITS], 1).eq(
-                    ~failed & drives.stale.bit_select(port, 1)
-                ),
+                self._alive.bit_select(place, 1).eq(~failed),
+                self._named_alive.bit_select(place, 1).eq(~failed | excused),
+                self._rebuilding.bit_select(place, 1).eq((~failed | excused) & partial),
                 role.eq(Mux(last, 0, role + 1)),
             ]
             m.next = "ASK_MEMBER"
@@ -811,6 +868,7 @@ class Keeper(wiring.Component):
             with m.If(self._is_outdated):
                 self._break_off(m)
             with m.Elif(~self._alive.any()):
+                self._release(m)
                 m.next = "REST"
                 with m.If(self._refutes):
                     m.next = "EXCUSE"

@@ -93,6 +93,8 @@ class Metadata(wiring.Component):
         A level. A line that nobody else uses.
     marks, whole, lets, now, deadline
         With `Config.durable_marks`: those of `hdl.metadata.stored_marks.StoredMarks`.
+    idle
+        With `Config.durable_marks`: that of `hdl.background.idle_flush.IdleFlush`.
     load, follow
         With `Config.durable_marks`: those of `hdl.metadata.bitmap_reader.BitmapReader`.
     first_line
@@ -147,6 +149,7 @@ class Metadata(wiring.Component):
                 "page_line": In(config.line_bits),
                 "marks": Out(Marks(config)),
                 "whole": In(config.arrays),
+                "idle": In(config.arrays),
                 "lets": Out(stream.Signature(config.row_slot_bits)),
                 "load": Out(stream.Signature(marks_word(config))),
                 "follow": Out(Pulse(config.array_bits)),
@@ -347,6 +350,7 @@ class Metadata(wiring.Component):
         connect(m, writer.stored, marks.stored)
         connect(m, keeper.forget, marks.forget)
         connect(m, keeper.refresh, marks.refresh)
+        connect(m, marks.held, keeper.waits)
         connect(m, writer.geometry_read, flipped(self.geometry_read[1]))
         connect(m, writer.member_read, flipped(self.member_read[1]))
         connect(m, writer.record_read, keeper.record_read[1])
@@ -362,6 +366,8 @@ class Metadata(wiring.Component):
         split(m, ended, [(~of_bitmap, superblocks.finished), (of_bitmap, writer.finished)])
         m.d.comb += [
             keeper.whole.eq(self.whole),
+            keeper.idle.eq(self.idle),
+            marks.clean.eq(keeper.says_clean),
             marks.whole.eq(self.whole | keeper.raw),
             marks.exempt.eq(keeper.exempt),
             marks.now.eq(self.now),

@@ -37,7 +37,7 @@ class StoredMarks(wiring.Component):
 
     Pages of arrays are begun by turns. With ``refresh`` the page is written anew, whatever it is,
     because there are new members. Until the first one of a new array has been stored, all its rows
-    wait.
+    wait. So do all rows of an array while its superblocks may say that it is ``clean``.
 
     A row takes 5 cycles, a word of a page 5.
 
@@ -56,6 +56,10 @@ class StoredMarks(wiring.Component):
         One bit per array. All its rows count as marked. As this rises the page is written anew.
     exempt
         One bit per array. Its rows need no marks.
+    clean
+        One bit per array. Its rows wait, unless they need no marks.
+    held
+        A pulse: a row of this array waits, as it is ``clean``.
     forget
         A pulse: this array is new. None of its pages is under way.
     refresh
@@ -84,6 +88,8 @@ class StoredMarks(wiring.Component):
                 "lets": Out(stream.Signature(config.row_slot_bits)),
                 "whole": In(config.arrays),
                 "exempt": In(config.arrays),
+                "clean": In(config.arrays),
+                "held": Out(Pulse(config.array_bits)),
                 "forget": In(Pulse(config.array_bits)),
                 "refresh": In(Pulse(config.array_bits)),
                 "fresh": Out(config.arrays),
@@ -124,6 +130,7 @@ class StoredMarks(wiring.Component):
         self._times = Signal()  # until then
         self._was_whole = Signal(config.arrays)
         self._was_exempt = Signal(config.arrays)
+        self._was_clean = Signal(config.arrays)
 
         # The row at hand.
         self._slot = Signal(config.row_slot_bits)
@@ -162,6 +169,7 @@ class StoredMarks(wiring.Component):
         pulses = self.forget.valid | self.refresh.valid | self.marks.dropped.valid
         pulses |= self._ticks | (self._excess.any() & ~self._times)
         changes = (self._was_whole != self.whole) | (self._was_exempt != self.exempt)
+        changes |= self._was_clean != self.clean
         m.d.comb += self.busy.eq(~waits | pulses | changes | self._lets.busy)
         return m
 
@@ -195,6 +203,7 @@ class StoredMarks(wiring.Component):
         m.d.sync += [
             was_whole.eq(self.whole),
             was_exempt.eq(self.exempt),
+            self._was_clean.eq(self.clean),
             self._grows.eq(self._grows | (risen & self._known)),
             self._shrinks.eq(self._shrinks | (self._excess & self._known & ticks)),
             self._excess.eq((self._excess & ~ticks) | fallen),
@@ -205,8 +214,8 @@ class StoredMarks(wiring.Component):
         dropped, forgotten, refreshed = self.marks.dropped, self.forget, self.refresh
         with m.If(dropped.valid):
             m.d.sync += self._excess.bit_select(dropped.payload, 1).eq(1)
-        # Rows may wait of an array that needs no marks.
-        with m.If((self.exempt & ~self._was_exempt).any()):
+        # Rows may wait of an array that needs no marks, or is not clean any more.
+        with m.If(((self.exempt & ~self._was_exempt) | (self._was_clean & ~self.clean)).any()):
             m.d.sync += self._wakes.eq(1)
         with m.If(refreshed.valid):
             m.d.sync += [
@@ -230,6 +239,7 @@ class StoredMarks(wiring.Component):
             self.marks.read.address.word.eq(self._word),
             self._lets.input.payload.eq(self._slot),
             self.page.payload.eq(self._array),
+            self.held.payload.eq(self._row.array),
         ]
 
     def _place(self, array: Value, word: Value, half: Value) -> Value:
@@ -314,9 +324,11 @@ class StoredMarks(wiring.Component):
             known = self._known.bit_select(array, 1)
             good = self._bits[0] & known & (own | ~self._is_coming(array, word))
             m.next = "LET"
-            with m.If(~good):
+            held = self.clean.bit_select(array, 1)
+            m.d.comb += self.held.valid.eq(held)
+            with m.If(~good | held):
                 m.d.sync += waits.eq(1)
-                with m.If(~self.under_way.bit_select(array, 1)):
+                with m.If(~good & ~self.under_way.bit_select(array, 1)):
                     m.d.sync += self._grows.bit_select(array, 1).eq(1)
                 m.next = "REST"
 
