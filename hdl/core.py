@@ -655,6 +655,7 @@ class Core(wiring.Component):
             connect(m, metadata.load, self._background.load)
             connect(m, metadata.follow, self._background.follow)
             connect(m, metadata.lets, self._sequencer.lets)
+            connect(m, self._background.filled, metadata.filled)
             m.d.comb += metadata.idle.eq(self._background.idle)
         for port, capacity in zip(self.drives, metadata.capacity, strict=True):
             m.d.comb += capacity.eq(port.capacity)

@@ -41,6 +41,7 @@ CONFIG = Config(
     intent_chunks=32,
     marks_kept_us=30,
     marks_idle_us=60,
+    checkpoint_us=60,
     command_timeout_ms=3,
     abort_timeout_ms=1,
     metadata=True,

@@ -62,10 +62,11 @@ def marked_rows(one: Superblock, page: bytes) -> set[int]:
     return {row for row in range(rows) if row >> shift in chunks}
 
 
-def torn_rows(found: Judgement, images: Sequence[Image]) -> set[int]:
+def torn_rows(found: Judgement, images: Sequence[Image], *, rebuilt: bool = False) -> set[int]:
     """Rows of members that do not satisfy their equation, or whose copies differ. If members are
-    missing, those of which that can be told."""
-    one, members = found.freshest, found.members
+    missing, those of which that can be told. With ``rebuilt`` those that are being rebuilt are
+    members as well."""
+    one, members = found.freshest, {**found.members, **(found.rebuilding if rebuilt else {})}
     rows = one.data_size // SECTORS_PER_BLOCK
     blocks = {
         role: [images[port].get(DATA_OFFSET_BLOCKS + row, EMPTY) for row in range(rows)]
@@ -101,8 +102,9 @@ def torn_rows(found: Judgement, images: Sequence[Image]) -> set[int]:
 
 
 def check_marks(images: Sequence[Image], capacity: int) -> Counter:
-    """Every row that is torn is marked, in the bitmap of some member. No row is torn of an array
-    that says that it is clean. Counts what there is.
+    """Every row that is torn, or that a member lacks which is being rebuilt, is marked, in the
+    bitmap of some member. No row is torn of an array that says that it is clean. Counts what there
+    is.
 
     An array over whose drives a new one is being made may have bitmaps of that one already. So
     nothing is known of its rows.
@@ -112,7 +114,7 @@ def check_marks(images: Sequence[Image], capacity: int) -> Counter:
         one = found.freshest
         if one.level not in REDUNDANT or not found.members:
             continue
-        if not found.dirty:
+        if not found.dirty and not found.rebuilding:
             torn = torn_rows(found, images)
             assert not torn, f"{one}: rows {sorted(torn)} are torn, and it is clean"
             seen["clean arrays"] += 1
@@ -126,7 +128,13 @@ def check_marks(images: Sequence[Image], capacity: int) -> Counter:
             continue
         for page in pages:
             marked |= marked_rows(one, page)
-        torn = torn_rows(found, images)
+        torn = torn_rows(found, images, rebuilt=True)
         assert torn <= marked, f"{one}: rows {sorted(torn - marked)} are torn, and not marked"
         seen += Counter({"torn rows": len(torn), "marked rows": len(marked)})
+        if found.rebuilding:
+            rows = one.data_size // SECTORS_PER_BLOCK
+            seen["rows of stale members that were rebuilt"] += rows - len(marked)
+        if not found.dirty:
+            torn = torn_rows(found, images)
+            assert not torn, f"{one}: rows {sorted(torn)} are torn, and it is clean"
     return seen

@@ -21,6 +21,7 @@ from hdl.flow.table_read import member_address
 
 CONFIG = Config(
     ports=16, rows=16, arrays=4, lines=64, intent_chunks=32, metadata=True, marks_idle_us=1,
+    checkpoint_us=2,
     clock_hz=100_000_000,
 )  # fmt: skip
 IDLE = CONFIG.clock_hz // 1_000_000
@@ -49,6 +50,8 @@ class Bench:
         self.tells = StreamSource(dut, "told", active=0.7)
         every = (1 << CONFIG.arrays) - 1
         self.marked, self.optimal, self.able, self.changing = every, every, every, 0
+        self.partial = 0
+        self.boundaries = [0] * CONFIG.arrays
         self.unsynced = self.failed = self.failed_before = self.failed_at = 0
         self.settled = True
         self.cycle = 0
@@ -74,7 +77,7 @@ class Bench:
         self.calm = [0] * CONFIG.arrays
         self.was_asked = [0] * CONFIG.arrays
         self.idle = 0
-        self.times_idle = self.answered = 0
+        self.times_idle = self.answered = self.checkpoints = 0
         self.asks, self.asks_of, self.asked_at = [0] * CONFIG.arrays, 0, 0
         self.pulsing = False
 
@@ -82,7 +85,7 @@ class Bench:
         dut = self.dut
         for name in ("written__valid", "written__payload", "changing", "now", "epoch__begun"):
             getattr(dut, name).value = 0
-        for name in ("marked", "optimal", "able", "unsynced", "failed", "made__valid"):
+        for name in ("marked", "optimal", "partial", "able", "unsynced", "failed", "made__valid"):
             getattr(dut, name).value = 0
         await start(dut)
         cocotb.start_soon(self._tables())
@@ -90,7 +93,7 @@ class Bench:
 
     def show(self) -> None:
         """How arrays are."""
-        for name in ("marked", "optimal", "able", "unsynced", "failed", "changing"):
+        for name in ("marked", "optimal", "partial", "able", "unsynced", "failed", "changing"):
             getattr(self.dut, name).value = getattr(self, name)
 
     def _asked(self, ports: int) -> None:
@@ -130,6 +133,7 @@ class Bench:
             # A position that is no member says anything.
             port = members[member.position] if member.position < len(members) else 15
             dut.member_read__data.value = port
+            dut.boundary_read__data.value = self.boundaries[sample(dut.boundary_read__address)]
             array, walk = self.flights.get(slot := sample(dut.flight_read__address), (0, 0))
             dut.flight_read__data.value = pack(
                 flight(CONFIG), any=slot in self.flights, array=array, walk=walk
@@ -142,7 +146,8 @@ class Bench:
             await FallingEdge(dut.clk)
             wants = sample(dut.epoch__begins)
             number = sample(dut.epoch__array)
-            grants = wants and self.settled and self.epoch is None and self.optimal >> number & 1
+            may = (self.optimal | self.partial) >> number & 1
+            grants = wants and self.settled and self.epoch is None and may
             dut.epoch__begun.value = bool(grants)
             if grants:
                 self._begin_epoch(number)
@@ -162,15 +167,15 @@ class Bench:
         """An array is idle as all its drives have stored what they had, and until then nothing has
         happened since before they were asked."""
         for number in range(CONFIG.arrays):
-            if self.changing or not self.able >> number & 1:
-                self.freshen(number)
-                self.calm[number] = self.cycle
             if (idle & ~self.idle) >> number & 1:
                 asked = self.was_asked[number]
                 assert asked, f"array {number} is idle, and was not flushed"
                 assert asked >= self.calm[number], f"array {number} is idle, and was not calm"
                 self.times_idle += 1
                 self.was_asked[number] = 0
+            if self.changing or not self.able >> number & 1:
+                self.freshen(number)
+                self.calm[number] = self.cycle
         self.idle = idle
 
     def freshen(self, number: int) -> None:
@@ -178,10 +183,12 @@ class Bench:
         self.fresh[number], self.freshened[number] = True, self.cycle
 
     def _weigh_flush(self, number: int) -> None:
-        """The array has not been written for long enough."""
+        """The array has not been written for long enough, unless it is being rebuilt."""
         assert self.fresh[number], f"array {number} is flushed again, and was not written"
         idle = max(self.longest[number], self.cycle - self.written[number])
-        assert idle >= IDLE, f"array {number} was written {idle} cycles ago"
+        rebuilt = (self.marked & self.partial) >> number & 1
+        assert idle >= IDLE or rebuilt, f"array {number} was written {idle} cycles ago"
+        self.checkpoints += bool(rebuilt)
         self.fresh[number] = False
         self.longest[number] = 0
         self.flushes += 1
@@ -190,6 +197,8 @@ class Bench:
         assert not self.changing, "an epoch begins while the tables change"
         assert self.marked >> number & 1, f"array {number} has no marks"
         self._weigh_flush(number)
+        rows, boundary = sample(self.dut.epoch__rows), self.boundaries[number]
+        assert rows == boundary, f"array {number} has been rebuilt up to {boundary}, not {rows}"
         self.epoch, self.changed = number, False
 
     def _end_epoch(self, good: int) -> None:
@@ -282,7 +291,7 @@ async def flushes_what_is_idle(dut):
     )  # fmt: skip
     for _ in range(ROUNDS):
         number = choose.randrange(CONFIG.arrays)
-        match choose.randrange(8):
+        match choose.randrange(9):
             case 0 | 1 | 2:
                 for _ in range(choose.randrange(10)):
                     cycles, walk = choose.choice((3, 3, 3, 100, 5 * IDLE)), choose.random() < 0.3
@@ -294,7 +303,12 @@ async def flushes_what_is_idle(dut):
                 bench.marked ^= 1 << number
             case 4:
                 bench.optimal ^= 1 << number
+                bench.partial &= ~bench.optimal
                 bench.freshen(number)
+            case 8:
+                bench.partial ^= ~bench.optimal & (1 << number)
+                bench.freshen(number)
+                bench.boundaries[number] = choose.getrandbits(32)
             case 5:
                 # That ends a flush badly, so none is under way.
                 fails = bench.failed ^ 1 << choose.choice(bench.members[number])
@@ -329,6 +343,7 @@ async def flushes_what_is_idle(dut):
     print(f"{bench.flushes} flushes, {bench.good} good epochs, {bench.times_idle} times idle")
     assert bench.flushes > 30 and 10 < bench.good < bench.flushes, (bench.flushes, bench.good)
     assert bench.times_idle > 20, bench.times_idle
+    assert bench.checkpoints > 5, bench.checkpoints
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")

@@ -509,6 +509,7 @@ async def adds_what_is_loaded(dut):
 
 
 DURABLE_TESTS = ["tells_who_asks", "adds_what_is_loaded"]
+OWN_TESTS = ["drops_what_it_flushes_itself", "drops_what_was_rebuilt"]
 TESTS = [
     "forgets_nothing", "drops_what_is_flushed", "marks_what_begins_after_a_sweep", "keeps_its_rate"
 ]  # fmt: skip
@@ -542,12 +543,79 @@ async def drops_what_it_flushes_itself(dut):
         await bench.check(exact=True)
 
 
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def drops_what_was_rebuilt(dut):
+    """Of an array that is being rebuilt only marks of chunks are dropped that had been rebuilt as
+    its flush began, and none if a member has failed meanwhile. Rows that are written go on being
+    marked. That all rows are marked of an array with a new member is told."""
+    bench = Bench(dut)
+    choose = bench.random
+    dut.idle__begins.value = dut.idle__ended.value = dut.partial.value = 0
+    await bench.begin()
+    filled: list[int] = []
+
+    def hear() -> Iterator[None]:
+        while True:
+            yield
+            if sample(dut.filled__valid):
+                filled.append(sample(dut.filled__payload))
+
+    every_cycle(dut.clk, hear())
+    dropped = 0
+    for _ in range(ROUNDS):
+        number = choose.randrange(CONFIG.arrays)
+        array = bench.arrays[number]
+        one, every = 1 << number, (1 << CONFIG.arrays) - 1
+        dut.optimal.value, dut.partial.value = every ^ one, one
+        dut.named.value = number
+        await bench.pulse("fill")
+        await bench.rest()
+        assert filled == [number]
+        filled.clear()
+        for _ in range(choose.randrange(10)):
+            await choose.choice([bench.write, bench.write, bench.retire])()
+        await bench.rest()
+        rows = choose.choice((0, choose.randrange(array.rows), array.rows, NONE))
+        flying = set(array.flying.values())
+        dut.idle__rows.value = rows
+        dut.idle__array.value, dut.idle__begins.value = number, 1
+        await wait_until(dut, lambda: sample(dut.idle__begun), cycles=1000, what="the epoch")
+        dut.idle__begins.value = 0
+        dut.idle__rows.value = NONE
+        for _ in range(choose.randrange(10)):
+            await choose.choice([bench.write, bench.write, bench.retire])()
+            flying |= set(array.flying.values())
+        end = choose.randrange(4)
+        if end == 0:  # a member fails, and is back at once
+            dut.partial.value = 0
+            await ClockCycles(dut.clk, 2)
+            dut.partial.value = one
+        if end == 1:  # the rebuild ends
+            dut.optimal.value, dut.partial.value = every, 0
+        dut.idle__good.value = good = int(choose.random() < 0.8)
+        await bench.pulse("idle__ended")
+        while bench.slots != set(range(CONFIG.rows)):
+            await bench.retire()
+        await ClockCycles(dut.clk, 2 * SETTLE_CYCLES)
+        await bench.rest()
+        size = array.chunk
+        chunks = set(range(-(-array.rows // size)))
+        kept = {chunk for chunk in chunks if (chunk + 1) * size > rows and rows < array.rows}
+        kept |= {row // size for row in flying}
+        expected = kept if good and end else chunks
+        found = await bench.marked(number)
+        assert found == expected, (number, rows, sorted(found ^ expected))
+        dropped += len(chunks - expected)
+        array.needed.clear()
+    assert dropped > 100, dropped
+
+
 def test_marks_for_drives():
     simulate(
         Intent(config=DURABLE),
         name="intent_durable",
         module=__name__,
-        testcase=[*DURABLE_TESTS, "forgets_nothing", "drops_what_it_flushes_itself"],
+        testcase=[*DURABLE_TESTS, "forgets_nothing", *OWN_TESTS],
         parameters={"SEED": "1"},
     )
 
@@ -653,4 +721,35 @@ def test_planted_bugs_are_found(bug, monkeypatch):
             name=f"intent_{bug.__name__}",
             module=__name__,
             testcase="forgets_nothing",
+        )
+
+
+class DropsAll(Intent):
+    """Planted bug: the marks of rows are dropped that have not been rebuilt."""
+
+    @property
+    def _rebuilt_chunks(self):
+        return ~Const(0, 32)
+
+
+class GoesOn(Epochs):
+    """Planted bug: a member that fails meanwhile is nothing to an array that is being rebuilt."""
+
+    def elaborate(self, platform) -> Module:
+        self.partial = Const((1 << CONFIG.arrays) - 1, CONFIG.arrays)
+        return super().elaborate(platform)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["intent", "epochs"])
+def test_marks_that_go_too_soon_are_found(place, monkeypatch):
+    component = DropsAll if place == "intent" else Intent
+    if place == "epochs":
+        monkeypatch.setattr("hdl.background.intent.Epochs", GoesOn)
+    with pytest.raises(SimulationError, match="failed: drops_what_was_rebuilt"):
+        simulate(
+            component(config=DURABLE),
+            name=f"intent_{place}",
+            module=__name__,
+            testcase="drops_what_was_rebuilt",
         )

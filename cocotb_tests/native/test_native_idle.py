@@ -26,7 +26,7 @@ from sw.driver.commands import NvmeError
 SEED = int(os.environ.get("SEED") or "1")
 IDLE_NS = 4 * CONFIG.marks_idle_us * 1000
 """After that an array that nobody writes is clean."""
-WRITTEN_NS = 90_000
+WRITTEN_NS = 160_000
 """How long the first write to an idle array takes at most, and how long it is until power goes."""
 CUTS = 8
 
@@ -180,7 +180,7 @@ def cuts_the_first_write(cuts: int, *, lost: int | None = None, component: Compo
     for _ in lives.branches(cuts):
         with lives.power() as card:
             card.run(cut(card))
-        stored += not lives.arrays[0].begun
+        stored += len(lives.arrays[0].begun) < 3
         with lives.power() as card:
             card.run(back(card))
         came += bool(lives.arrays)

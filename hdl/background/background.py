@@ -126,6 +126,7 @@ class Background(wiring.Component):
                 "follow": In(Pulse(config.array_bits)),
                 "whole": Out(config.arrays),
                 "idle": Out(config.arrays),
+                "filled": Out(Pulse(config.array_bits)),
                 "host_active": In(1),
                 "ask": Out(stream.Signature(MAX_DRIVES)),
                 "told": In(stream.Signature(MAX_DRIVES)),
@@ -156,6 +157,7 @@ class Background(wiring.Component):
         # An array has been brought up of which drives must be rebuilt, and its rows are not marked.
         self._unmarked = Signal()
         self._unmarked_array = Signal(config.array_bits)
+        self._partial = Signal(config.arrays)  # members are being rebuilt, and none has failed
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -248,7 +250,7 @@ class Background(wiring.Component):
         """What jobs are ordered, and what they know of their arrays."""
         jobs = self._jobs
         connect(m, flipped(self.rewind), jobs.rewind)
-        for outer, inner in zip(self.boundary_read, jobs.boundary_read, strict=True):
+        for outer, inner in zip(self.boundary_read, list(jobs.boundary_read)[:2], strict=True):
             connect(m, flipped(outer), inner)
         # The first is the report's.
         for outer, inner in zip(self.sync_read, list(jobs.sync_read)[1:], strict=True):
@@ -296,7 +298,9 @@ class Background(wiring.Component):
             m.d.sync += changing.eq(0)
         connect(m, idle.epoch, intent.idle)
         connect(m, intent.marking, idle.written)
+        connect(m, intent.filled, flipped(self.filled))
         connect(m, idle.flight_read, intent.flight_read)
+        connect(m, idle.boundary_read, self._jobs.boundary_read[-1])
         connect(m, idle.ask, flipped(self.ask))
         connect(m, flipped(self.told), idle.told)
         connect(m, idle.geometry_read, flipped(self.geometry_read[2]))
@@ -305,11 +309,20 @@ class Background(wiring.Component):
         unsynced = self._supervisor.doubts | jobs.torn | jobs.control.unsynced
         with m.If(verdicts.settled & ~drives.undecided):
             m.d.comb += idle.able.eq(verdicts.valid & ~(verdicts.hopeless | unsynced))
+        found = verdicts.verdict
+        with m.If(verdicts.judged):
+            m.d.sync += self._partial.bit_select(found.array, 1).eq(
+                found.valid & found.rebuilding & ~found.missing
+            )
+        with m.If(~drives.undecided):
+            held_up = self._supervisor.doubts | jobs.torn
+            m.d.comb += intent.partial.eq(self._partial & ~(verdicts.optimal | held_up))
         m.d.comb += [
             idle.made.valid.eq(intent.wipe),
             idle.made.payload.eq(intent.named),
             idle.marked.eq(intent.marked),
             idle.optimal.eq(intent.optimal),
+            idle.partial.eq(intent.partial),
             idle.unsynced.eq(unsynced),
             idle.failed.eq(drives.failed),
             self.idle.eq(idle.idle),
@@ -389,7 +402,7 @@ class Background(wiring.Component):
             intent.named.eq(Mux(creates, response.payload.index, made.array)),
         ]
         if self._config.metadata and self._config.intent_chunks:
-            with m.If(done & creates & made.placed & ~made.complete):
+            with m.If(done & creates & made.placed & ~(made.complete | made.marked)):
                 m.d.sync += [
                     self._unmarked.eq(1),
                     self._unmarked_array.eq(response.payload.index),

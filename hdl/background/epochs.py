@@ -4,7 +4,7 @@ from amaranth.hdl import Array, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import Config
+from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.host_command import Status
 from hdl.flow.intention import FlushEvents
 
@@ -27,6 +27,8 @@ class IdleEpoch(wiring.Signature):
         A pulse. The flush has ended.
     good
         With ``ended``: all drives of the array have stored what they had as the epoch began.
+    rows
+        With ``begins``: if the array is not OPTIMAL, rows before this one have been rebuilt.
     """
 
     def __init__(self, config: Config):
@@ -37,8 +39,19 @@ class IdleEpoch(wiring.Signature):
                 "begun": In(1),
                 "ended": Out(1),
                 "good": Out(1),
+                "rows": Out(BLOCK_NUMBER_BITS),
             }
         )
+
+
+def _own_ports(config: Config) -> dict:
+    """The ports of `Epochs` that there are with `Config.durable_marks` only."""
+    return {
+        "idle": In(IdleEpoch(config)),
+        "partial": In(config.arrays),
+        "limited": Out(1),
+        "rows": Out(BLOCK_NUMBER_BITS),
+    }
 
 
 class Epochs(wiring.Component):
@@ -49,6 +62,10 @@ class Epochs(wiring.Component):
     own. The epoch is ``over`` when the FLUSH has ended and every row has retired that was being
     written as it began. Then ``drops`` says whether the FLUSH succeeded and the array was OPTIMAL
     all the time. If so, what was marked before is on all drives for good.
+
+    With `Config.durable_marks` the controller's own epoch may be one of an array whose members are
+    all there while some are being rebuilt (``partial``). If that was so as it began, only marks of
+    rows are needless that had been rebuilt by then.
 
     Parameters
     ----------
@@ -63,8 +80,11 @@ class Epochs(wiring.Component):
         With `Config.durable_marks`: the controller's own flushes.
     optimal
         One bit per array. It is OPTIMAL.
+    partial
+        With `Config.durable_marks`: one bit per array. No member of it has failed, and some are
+        being rebuilt.
     settled
-        ``optimal`` is up to date.
+        ``optimal`` and ``partial`` are up to date.
     takes
         A pulse. A row begins to be written, in epoch ``number``.
     retires
@@ -81,6 +101,10 @@ class Epochs(wiring.Component):
         The epoch is over. Held until ``closed``.
     drops
         With ``over``: the older marks are needless.
+    limited
+        With `Config.durable_marks`, and with ``drops``: only those of rows before ``rows``.
+    rows
+        With ``limited``: those that the epoch began with.
     closed
         A pulse. The epoch is no more.
     busy
@@ -92,7 +116,7 @@ class Epochs(wiring.Component):
         super().__init__(
             {
                 "flushes": In(FlushEvents(config)),
-                **({"idle": In(IdleEpoch(config))} if config.durable_marks else {}),
+                **(_own_ports(config) if config.durable_marks else {}),
                 "optimal": In(config.arrays),
                 "settled": In(1),
                 "takes": In(1),
@@ -137,7 +161,10 @@ class Epochs(wiring.Component):
         with m.Elif(self.retires):
             m.d.sync += written[self.retired_epoch].eq(written[self.retired_epoch] - 1)
 
-        m.d.sync += spoiled.eq(spoiled | ~self.optimal.bit_select(self.array, 1))
+        goes_on = self.optimal.bit_select(self.array, 1)
+        if config.durable_marks:
+            goes_on = goes_on | (self.limited & self.partial.bit_select(self.array, 1))
+        m.d.sync += spoiled.eq(spoiled | ~goes_on)
         ended = Signal()
         good = Signal()
         m.d.comb += [
@@ -149,16 +176,21 @@ class Epochs(wiring.Component):
         if config.durable_marks:
             idle = self.idle
             own = Signal()  # the epoch is that of the controller's own flush
+            is_optimal = self.optimal.bit_select(idle.array, 1)
             m.d.comb += idle.begun.eq(
                 idle.begins
                 & ~(active | self.flushes.flush)
                 & self.settled
-                & self.optimal.bit_select(idle.array, 1)
+                & (is_optimal | self.partial.bit_select(idle.array, 1))
             )
             with m.If(idle.begun):
                 m.d.comb += [target.eq(idle.array), begins.eq(1)]
             with m.If(begins):
-                m.d.sync += own.eq(idle.begun)
+                m.d.sync += [
+                    own.eq(idle.begun),
+                    self.limited.eq(idle.begun & ~is_optimal),
+                    self.rows.eq(idle.rows),
+                ]
             with m.If(own):
                 m.d.comb += [ended.eq(active & idle.ended), good.eq(idle.good)]
         with m.If(ended):
@@ -182,7 +214,7 @@ class Epochs(wiring.Component):
             self.over.eq(
                 flushed & (pause == SETTLE_CYCLES) & self.settled & self._drained(written)
             ),
-            self.drops.eq(~spoiled & self.optimal.bit_select(self.array, 1)),
+            self.drops.eq(~spoiled & goes_on),
             self.busy.eq(flushed & (pause != SETTLE_CYCLES)),
         ]
         return m

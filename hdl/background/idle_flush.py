@@ -6,10 +6,10 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.background.epochs import SETTLE_CYCLES, IdleEpoch
 from hdl.background.intent import flight, marking
-from hdl.config import MAX_DRIVES, TIME_BITS, Config
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, TIME_BITS, Config
 from hdl.flow.geometry import WIDTH_BITS
 from hdl.flow.table_read import geometry_read, member_read
-from hdl.kit.clock import NEVER, passed
+from hdl.kit.clock import NEVER, earlier, passed
 from hdl.kit.pick import lowest_bit
 from hdl.kit.pulse import Pulse
 from hdl.kit.table import TableRead
@@ -29,6 +29,10 @@ class IdleFlush(wiring.Component):
     may say that it is clean then. Rows that a walk writes do not count: it leaves them as
     consistent as it has found them. They are marked all the same, so the marks of an array that is
     walked are flushed again and again.
+
+    So is an array of which no member has failed and some are being rebuilt (``partial``), every
+    ``checkpoint_us`` and whether it is being written or not. Marks of chunks that have been rebuilt
+    are needless then. So the marks are a checkpoint of the rebuild, once they are on the drives.
 
     An array whose drives do not store what they have is flushed again once it has been written, or
     has not been OPTIMAL or ``able`` for a moment. If anything changes meanwhile it is flushed again
@@ -57,6 +61,8 @@ class IdleFlush(wiring.Component):
         One bit per array. It has marks.
     optimal
         One bit per array. It is OPTIMAL, and marks may be dropped.
+    partial
+        One bit per array. No member has failed, some are being rebuilt, and marks may be dropped.
     able
         One bit per array. It is there and has not failed, its rows are in sync, and none of its
         drives may have lost anything.
@@ -68,6 +74,8 @@ class IdleFlush(wiring.Component):
         One bit per array.
     flight_read
         What each row slot writes.
+    boundary_read
+        The first row of each array that has not been rebuilt.
     changing
         The tables are being changed, or are about to be.
     epoch
@@ -92,11 +100,13 @@ class IdleFlush(wiring.Component):
                 "made": In(Pulse(config.array_bits)),
                 "marked": In(config.arrays),
                 "optimal": In(config.arrays),
+                "partial": In(config.arrays),
                 "able": In(config.arrays),
                 "unsynced": In(config.arrays),
                 "failed": In(MAX_DRIVES),
                 "idle": Out(config.arrays),
                 "flight_read": Out(TableRead(config.row_slot_bits, flight(config))),
+                "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "changing": In(1),
                 "epoch": Out(IdleEpoch(config)),
                 "geometry_read": Out(geometry_read(config)),
@@ -109,6 +119,7 @@ class IdleFlush(wiring.Component):
             }
         )
         self._idle_cycles = config.marks_idle_us * config.clock_hz // 1_000_000
+        self._checkpoint_cycles = config.checkpoint_us * config.clock_hz // 1_000_000
         # A bit an array. It has been written since arrays were last looked at; it is to be flushed;
         # it has been, and has not been written since. It was OPTIMAL, or able, a cycle ago.
         self._recent = Signal(config.arrays)
@@ -116,9 +127,11 @@ class IdleFlush(wiring.Component):
         self._tried = Signal(config.arrays)
         self._was_optimal = Signal(config.arrays)
         self._was_able = Signal(config.arrays)
-        # Arrays are looked at then.
+        # Arrays are looked at then, and those that are being rebuilt then.
         self._times = Signal()
         self._look_at = Signal(TIME_BITS)
+        self._rebuilds = Signal()
+        self._checkpoint_at = Signal(TIME_BITS)
 
         # The array at hand, its member, and the ports of the members before that.
         self._array = Signal(config.array_bits)
@@ -136,12 +149,18 @@ class IdleFlush(wiring.Component):
     @property
     def _has_needless(self) -> Value:
         """Arrays whose marks a flush would make needless."""
-        return self.marked & self.optimal
+        return self.marked & (self.optimal | self.partial)
 
     @property
     def _waiting(self) -> Value:
         """Arrays that will be flushed once they have been idle for long enough."""
-        return (self._has_needless | (self.able & ~self.idle)) & ~self._tried
+        needless = self.marked & self.optimal
+        return (needless | (self.able & ~self.idle)) & ~self._tried
+
+    @property
+    def _rebuilt(self) -> Value:
+        """Arrays that will be flushed while they are being rebuilt."""
+        return self.marked & self.partial & ~self._tried
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -154,6 +173,8 @@ class IdleFlush(wiring.Component):
             member.position.eq(role),
             self.ask.payload.eq(self._ports),
             self.flight_read.address.eq(self._slot),
+            self.boundary_read.address.eq(array),
+            self.epoch.rows.eq(self.boundary_read.data),
         ]
         anew = (self.optimal & ~self._was_optimal) | (self.able & ~self._was_able)
         m.d.sync += [
@@ -174,28 +195,43 @@ class IdleFlush(wiring.Component):
                 | (fsm.ongoing("ASK") & ~self.ask.ready)
                 | (fsm.ongoing("LISTEN") & ~self.told.valid)
             )
-            begun = ~fsm.ongoing("REST") & ~fsm.ongoing("BEGIN")
+            begun = ~(fsm.ongoing("REST") | fsm.ongoing("LOOK") | fsm.ongoing("BEGIN"))
         with m.If(begun & self.changing):
             m.d.sync += self._changed.eq(1)
         with m.If(begun & ~self.able.bit_select(array, 1)):
             m.d.sync += self._unable.eq(1)
         self._watch(m)
-        starts = self._waiting.any() & ~self._times
+        starts = (self._waiting.any() & ~self._times) | (self._rebuilt.any() & ~self._rebuilds)
         falls = (self.idle & self.unsynced).any() | self.written.valid | self.made.valid
-        m.d.comb += self.busy.eq(~waits | starts | self._ticks | falls | (anew & self._tried).any())
+        moves = starts | self._ticks | self._checks | falls | (anew & self._tried).any()
+        m.d.comb += self.busy.eq(~waits | moves)
         return m
 
     def _watch(self, m: Module) -> None:
         """Which arrays are written, and which have not been for long enough."""
         self._ticks = Signal()
+        looks_at = Mux(self._times, self._look_at, NEVER)
+        checkpoint_at = Mux(self._rebuilds, self._checkpoint_at, NEVER)
+        first = earlier(self.now, looks_at, checkpoint_at)
+        self._checks = checks = Signal()
         m.d.comb += [
             self._ticks.eq(self._times & passed(self.now, self._look_at)),
-            self.deadline.eq(Mux(self._times, self._look_at, NEVER)),
+            checks.eq(self._rebuilds & passed(self.now, self._checkpoint_at)),
+            self.deadline.eq(Mux(first, looks_at, checkpoint_at)),
         ]
+        with m.If(checks):
+            m.d.sync += self._rebuilds.eq(0)
+        with m.Elif(self._rebuilt.any() & ~self._rebuilds):
+            m.d.sync += [
+                self._rebuilds.eq(1),
+                self._checkpoint_at.eq(self.now + self._checkpoint_cycles),
+            ]
+        due = Mux(self._ticks, self._waiting & ~self._recent, 0) | Mux(checks, self._rebuilt, 0)
+        with m.If(self._ticks | checks):
+            m.d.sync += self._due.eq(self._due | due)
         with m.If(self._ticks):
             m.d.sync += [
                 self._times.eq(0),
-                self._due.eq(self._due | (self._waiting & ~self._recent)),
                 self._recent.eq(0),
             ]
         with m.Elif(self._waiting.any() & ~self._times):
@@ -221,7 +257,7 @@ class IdleFlush(wiring.Component):
                 m.d.sync += self.idle[number].eq(0)
 
     def _rest(self, m: Module) -> None:
-        """The state REST: an array is chosen."""
+        """The states REST, an array is chosen, and LOOK, up to where it has been rebuilt."""
         with m.State("REST"):
             m.d.sync += [
                 self._array.eq(lowest_bit(m, self._due, "due")),
@@ -234,7 +270,10 @@ class IdleFlush(wiring.Component):
                 self._pause.eq(0),
             ]
             with m.If(self._due.any()):
-                m.next = "BEGIN"
+                m.next = "LOOK"
+
+        with m.State("LOOK"):
+            m.next = "BEGIN"
 
     @property
     def _wants(self) -> Value:

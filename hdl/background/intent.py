@@ -19,7 +19,7 @@ EVENTS = 16
 """Events that wait while a bitmap is swept or searched."""
 
 
-class Task(enum.Enum, shape=2):
+class Task(enum.Enum, shape=3):
     """What a row's chunk is worked out for."""
 
     BEGIN = 0
@@ -30,6 +30,8 @@ class Task(enum.Enum, shape=2):
     """To mark all chunks of an array, or none."""
     SEARCH = 3
     """To find the next marked chunks."""
+    LIMIT = 4
+    """To drop marks of the chunks before it."""
 
 
 def tally(config: Config) -> data.StructLayout:
@@ -64,6 +66,8 @@ def _ports(config: Config) -> dict:
         "marked": Out(config.arrays),
         "marking": Out(Pulse(marking(config))),
         "flight_read": In(TableRead(config.row_slot_bits, flight(config))),
+        "partial": In(config.arrays),
+        "filled": Out(Pulse(config.array_bits)),
     }
     return {
         **(idle if config.durable_marks else {}),
@@ -99,7 +103,9 @@ class Intent(wiring.Component):
     something went wrong meanwhile, they join the newer ones instead.
 
     Hence a row is marked at any time while it is being written, and after that until every drive of
-    the array has answered a flush. While a member is away, no mark is dropped.
+    the array has answered a flush. While a member is away, no mark is dropped. With
+    `Config.durable_marks` those of chunks that have been rebuilt are dropped before the others have
+    been. So what is marked of an array at any time is what its stale members may lack.
 
     Parameters
     ----------
@@ -110,8 +116,9 @@ class Intent(wiring.Component):
     -----
     writes
         Rows that are written, and flushes. If the row slot of a row that is begun is already noted,
-        this says nothing new. Such a row asks only if it has asked as it was noted. `EVENTS` of ``begun`` and ``retired`` wait inside.
-    optimal
+        this says nothing new. Such a row asks only if it has asked as it was noted. `EVENTS` of
+        ``begun`` and ``retired`` wait inside.
+    optimal, partial
         One bit per array, as in `Epochs`.
     settled
         As in `Epochs`.
@@ -149,6 +156,8 @@ class Intent(wiring.Component):
         written or as it retires, or marks are ``load``-ed.
     flight_read
         With `Config.durable_marks`: what each row slot writes.
+    filled
+        With `Config.durable_marks`, a pulse: after ``fill`` all rows of this array are marked.
     sweeping
         A bitmap is to be wiped or filled.
     busy
@@ -206,6 +215,10 @@ class Intent(wiring.Component):
         self._folds = Signal()
         self._drops = Signal()
         self._fold_word = Signal.like(self._word)
+        # Marks are dropped of chunks before this one, or of all; that has been worked out.
+        self._limit = Signal(chunk)
+        self._limits = Signal()
+        self._is_measured = Signal()
         self._lost = Signal(WORD_BITS)  # marks that are dropped
         self._losses = Signal(range(WORD_BITS + 1))
 
@@ -253,6 +266,7 @@ class Intent(wiring.Component):
         connect(m, flipped(self.writes.flushes), epochs.flushes)
         if self._durable:
             connect(m, flipped(self.idle), epochs.idle)
+            m.d.comb += epochs.partial.eq(self.partial)
         m.d.comb += [
             epochs.optimal.eq(self.optimal),
             epochs.settled.eq(self.settled),
@@ -380,6 +394,10 @@ class Intent(wiring.Component):
                 with m.If(self._fold_word == 0):
                     m.d.sync += self._drops.eq(epochs.drops)
                 m.next = "FOLD"
+                if self._durable:
+                    with m.If(epochs.limited & ~self._is_measured):
+                        m.d.sync += [self._task.eq(Task.LIMIT), self._row.eq(epochs.rows)]
+                        m.next = "LOOK"
             if self._durable:
                 loaded = self.load.payload.array
                 with m.Elif(self.load.valid):
@@ -447,6 +465,14 @@ class Intent(wiring.Component):
                         m.next = "REST"
                 with m.Case(Task.FILL):
                     m.next = "COUNT"
+                if self._durable:
+                    with m.Case(Task.LIMIT):
+                        m.d.sync += [
+                            self._limit.eq(row >> self._shift),
+                            self._limits.eq(~self._beyond),
+                            self._is_measured.eq(1),
+                        ]
+                        m.next = "REST"
                 with m.Case(Task.SEARCH):
                     m.d.sync += self._seeks_end.eq(0)
                     m.d.sync += [found.first.eq(0), found.end.eq(0)]
@@ -511,6 +537,8 @@ class Intent(wiring.Component):
             m.next = "SWEEP"
             with m.If(word == self._words - 1):
                 m.d.sync += self._sweeps.eq(0)
+                if self._durable:
+                    m.d.comb += self.filled.valid.eq(fills)
                 m.next = "REST"
 
     def _scan(self, m: Module) -> None:
@@ -592,8 +620,11 @@ class Intent(wiring.Component):
             m.next = "FOLD-STORE"
 
         with m.State("FOLD-STORE"):
-            self._store(m, newer, word, self._read | Mux(self._drops, 0, bits))
-            m.d.comb += self._lost.eq(Mux(self._drops, bits & ~self._read, 0))
+            dropped = Mux(self._drops, bits, 0)
+            if self._durable:
+                dropped &= self._rebuilt_chunks
+            self._store(m, newer, word, self._read | (bits & ~dropped))
+            m.d.comb += self._lost.eq(dropped & ~self._read)
             m.next = "FOLD-EMPTY"
 
         with m.State("FOLD-EMPTY"):
@@ -603,7 +634,15 @@ class Intent(wiring.Component):
             m.next = "REST"
             with m.If(word == self._words - 1):
                 m.d.comb += self._epochs.closed.eq(1)
-                m.d.sync += [word.eq(0), self._folds.eq(0)]
+                m.d.sync += [word.eq(0), self._folds.eq(0), self._is_measured.eq(0)]
+
+    @property
+    def _rebuilt_chunks(self) -> Value:
+        """Chunks of the word at hand whose marks an epoch makes needless."""
+        word, last = self._fold_word, self._limit[BIT_BITS:]
+        before = ((Const(1) << self._limit[:BIT_BITS]) - 1)[:WORD_BITS]
+        some = Mux(word < last, ~Const(0, WORD_BITS), Mux(word == last, before, 0))
+        return Mux(self._epochs.limited & self._limits, some, ~Const(0, WORD_BITS))
 
     def _connect_marks(self, m: Module) -> None:
         """What those see who keep the marks on the drives."""
@@ -615,6 +654,7 @@ class Intent(wiring.Component):
             marks.planes.eq(epochs.planes),
             marks.dropped.valid.eq(epochs.closed & self._drops),
             marks.dropped.payload.eq(self._array),
+            self.filled.payload.eq(self._array),
             self.marking.payload.array.eq(self._array),
             self._flights.reads[1].address.eq(self.flight_read.address),
             self.flight_read.data.eq(self._flights.reads[1].data),

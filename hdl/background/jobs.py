@@ -160,7 +160,9 @@ class Jobs(wiring.Component):
                 "finding": In(finding(config)),
                 "found": In(1),
                 "rewind": In(stream.Signature(config.array_bits)),
-                "boundary_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(2),
+                "boundary_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(
+                    2 + config.durable_marks
+                ),
                 "sync_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(3),
                 "job_read": In(TableRead(config.array_bits, job())),
                 "now": In(TIME_BITS),
@@ -172,7 +174,9 @@ class Jobs(wiring.Component):
         )
 
         self._jobs = Table(job(), config.arrays, reads=2)
-        self._boundaries = Table(BLOCK_NUMBER_BITS, config.arrays, reads=3)
+        self._boundaries = Table(
+            BLOCK_NUMBER_BITS, config.arrays, reads=3 + config.durable_marks
+        )
         self._syncs = Table(BLOCK_NUMBER_BITS, config.arrays, reads=4)
 
         # The array at hand and its job; others have one too.

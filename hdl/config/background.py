@@ -30,6 +30,9 @@ class Background:
     marks_idle_us
         An array that is not written any more is flushed so that its marks can be dropped, with
         ``metadata``: after this time, or up to twice that.
+    checkpoint_us
+        How long marks of rows that have been rebuilt are kept at least, with ``metadata``. Then the
+        drives are flushed, and the rebuild goes on from there if power goes.
     metadata
         Arrays live on their drives (`hdl.metadata`). It needs ``background``, and there may be 64
         volumes at most. Without it, which is the default, the controller forgets its arrays when
@@ -41,6 +44,7 @@ class Background:
     intent_chunks: int = 0
     marks_kept_us: int = 5_000_000
     marks_idle_us: int = 2_000_000
+    checkpoint_us: int = 30_000_000
     metadata: bool = False
 
     def check_background(self) -> None:
@@ -55,7 +59,7 @@ class Background:
             raise ValueError("intent_chunks needs background, which rebuilds")
         if self.metadata and not self.background:
             raise ValueError("metadata needs background, which makes rows consistent")
-        for name in ("marks_kept_us", "marks_idle_us"):
+        for name in ("marks_kept_us", "marks_idle_us", "checkpoint_us"):
             if not 1 <= getattr(self, name) <= MOST_KEPT_US:
                 raise ValueError(
                     f"{name} must be 1..{MOST_KEPT_US}, not {getattr(self, name)}"

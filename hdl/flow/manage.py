@@ -119,7 +119,8 @@ def manage_request(config: Config) -> data.StructLayout:
         drive, and whether the member is failed or stale, is what `ArrayTables.placed_read` says of
         its port, and each member has ``blocks`` blocks at most. Members that are failed or stale,
         or whose port has no drive, must be ``degraded``. Such a port may be one that the controller
-        does not have. With ``complete`` none of them is stale.
+        does not have. With ``complete`` none of them is stale. With ``marked`` the rows that stale
+        ones may lack are marked as this is answered, or soon after.
     CREATE_VOLUME with ``placed``
         Only with `Config.metadata`. Brings up a volume that the drives of the array list. It has
         ``name``, and gets number ``volume`` if that is free. ``sectors`` and ``emulation`` are
@@ -160,7 +161,7 @@ def manage_request(config: Config) -> data.StructLayout:
     REMOVE_SPARE
         Makes the drive at ``port`` no spare any more.
     """
-    placed = optional(config.metadata, {"placed": 1, "name": volume_name()})
+    placed = optional(config.metadata, {"placed": 1, "marked": 1, "name": volume_name()})
     formats = optional(config.sector_emulation, {"sectors": 1, "emulation": Emulation})
     return data.StructLayout(
         {

@@ -333,6 +333,7 @@ class BringUp(wiring.Component):
             # The rebuild makes rows consistent as well.
             asked.idle.eq(self._dirty & self._rebuilds),
             asked.complete.eq(~self._rebuilds),
+            asked.marked.eq(self._knows_stale_rows if self._config.durable_marks else 0),
             asked.kind.eq(WalkKind.REBUILD),
         ]
         with m.If(self._adds_spare):
@@ -511,6 +512,11 @@ class BringUp(wiring.Component):
         in_use = ~self._by_md | (self._has_bitmap.all() & bitmaps.is_md)
         return self._dirty & bitmaps.fits & in_use
 
+    @property
+    def _knows_stale_rows(self) -> Value:
+        """What the stale members of the set at hand may lack is known."""
+        return self._rebuilds & self.bitmaps.fits & ~self._by_md
+
     def _compare(self, m: Module) -> None:
         """The states ASK_ARRAY and COMPARE: no array may have the identity of the set."""
         entry = self._entry
@@ -646,7 +652,7 @@ class BringUp(wiring.Component):
                     m.d.sync += self._why.eq(Hindrance.LEFT_OUT)
                     m.next = "GIVE"
                     if self._config.durable_marks:
-                        with m.If(self._follows_marks):
+                        with m.If(self._follows_marks | self._knows_stale_rows):
                             m.next = "GIVE_MARKS"
 
     def _tell(self, m: Module, status: ManageStatus) -> None:

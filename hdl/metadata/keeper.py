@@ -8,7 +8,7 @@ from hdl.config import MAX_DRIVES, Config
 from hdl.flow.array_state import ArrayState
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.geometry import WIDTH_BITS, geometry
-from hdl.flow.manage import Changes, ManageOpcode, ManageStatus
+from hdl.flow.manage import Changes, ManageOpcode, ManageStatus, MigrationEnd
 from hdl.flow.operation import DriveStatus
 from hdl.flow.table_read import geometry_read, member_read
 from hdl.kit.pick import lowest_bit
@@ -107,7 +107,8 @@ class Keeper(wiring.Component):
     is so until power goes, or until a later list has been stored.
 
     With `Config.durable_marks` all members get the bitmap of the array before each round, so that
-    none of them says that it is a member and has an old one. A drive is only zeroed once no bitmap
+    none of them says that it is a member and has an old one. In it all is marked that stale members
+    may lack. A drive is only zeroed once no bitmap
     is on its way to it.
 
     The members of an array take 3,500 cycles each and what their drives take, and 5,100 more if
@@ -187,6 +188,11 @@ class Keeper(wiring.Component):
         One bit per array. Rows of it that are not marked may be out of sync as well.
     raw
         One bit per array. It is new, and ``whole`` does not say so yet.
+    filled, loaded
+        With `Config.durable_marks`, pulses: all rows of this array are marked, or those that its
+        drives have marked.
+    unmarked
+        One bit per array. Its stale members may lack more than is marked yet.
     yields, pauses
         It has nothing to do; it does nothing, and passes no change on, from the cycle of ``yields``
         on.
@@ -239,6 +245,9 @@ class Keeper(wiring.Component):
                 "exempt": Out(config.arrays),
                 "whole": In(config.arrays),
                 "raw": Out(config.arrays),
+                "filled": In(Pulse(config.array_bits)),
+                "loaded": In(Pulse(config.array_bits)),
+                "unmarked": Out(config.arrays),
                 "forget": Out(Pulse(config.array_bits)),
                 "refresh": Out(Pulse(config.array_bits)),
                 "fresh": In(config.arrays),
@@ -287,6 +296,7 @@ class Keeper(wiring.Component):
         self._was_clean = Signal(init=1)
         self._was_idle = Signal(config.arrays)
         self._awaited = Signal(config.arrays)  # a row waits, if it still says that it is clean
+        self._awaits_load = Signal(config.arrays)  # what its stale members may lack is loaded
         self._has_work = Signal()
 
         # The array at hand: what it is, how many members it has, and what its superblocks say.
@@ -337,6 +347,8 @@ class Keeper(wiring.Component):
         self._changed = Signal(config.array_bits)
         self._placed = Signal()
         self._span = Signal(SPAN_BITS)  # whose events are noted
+        self._complete = Signal()
+        self._marked = Signal()
         self._assumed = Signal()
         self._count = Signal(COUNT_BITS)
         self._nonce = Signal(len(self.card.nonce))
@@ -436,6 +448,11 @@ class Keeper(wiring.Component):
             self._doubted.eq(self.doubts),
         ]
         m.d.sync += self.raw.eq(self.raw & ~self.whole)
+        with m.If(self.filled.valid):
+            m.d.sync += self.unmarked.bit_select(self.filled.payload, 1).eq(0)
+        loaded = self.loaded.payload
+        with m.If(self.loaded.valid & self._awaits_load.bit_select(loaded, 1)):
+            m.d.sync += self.unmarked.bit_select(loaded, 1).eq(0)
         dirty = (self._is_in_use | doubtful) & self._has_redundancy
         says_clean = self.says_clean.bit_select(self._array, 1)
         with m.If(self._starts_round):
@@ -540,6 +557,8 @@ class Keeper(wiring.Component):
                 self._of_volume.eq(of_volume),
                 self._unstored.eq(0),
                 self._placed.eq(request.payload.placed),
+                self._complete.eq(request.payload.complete),
+                self._marked.eq(request.payload.marked),
                 self._assumed.eq(request.payload.assumed),
             ]
             with m.If(asked.valid & asked.ready):
@@ -620,6 +639,11 @@ class Keeper(wiring.Component):
             with m.Case(*OF_VOLUMES):
                 with m.If(~self._placed):
                     self._relist(m, changed)
+        half_migrated = (self._opcode == ManageOpcode.END_MIGRATION) & (
+            self.changes.response.payload.index[5:7] == MigrationEnd.STALE
+        )
+        with m.If((self._opcode == ManageOpcode.REPLACE) | half_migrated):
+            m.d.sync += self.unmarked.bit_select(changed, 1).eq(1)
         with m.If(self._opcode == ManageOpcode.CREATE_VOLUME):
             m.d.comb += self._owners.store()
         with m.If(self._opcode == ManageOpcode.DELETE_ARRAY):
@@ -632,6 +656,8 @@ class Keeper(wiring.Component):
                 self.exempt.bit_select(changed, 1).eq(0),
                 self.raw.bit_select(changed, 1).eq(~self._assumed),
                 self.says_clean.bit_select(changed, 1).eq(self._placed),
+                self.unmarked.bit_select(changed, 1).eq(self._placed & ~self._complete),
+                self._awaits_load.bit_select(changed, 1).eq(self._marked),
                 self._awaited.bit_select(changed, 1).eq(0),
                 self._named.eq(1),
                 self._twice.bit_select(changed, 1).eq(self._placed),

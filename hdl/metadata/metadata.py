@@ -95,6 +95,8 @@ class Metadata(wiring.Component):
         With `Config.durable_marks`: those of `hdl.metadata.stored_marks.StoredMarks`.
     idle
         With `Config.durable_marks`: that of `hdl.background.idle_flush.IdleFlush`.
+    filled
+        With `Config.durable_marks`: that of `hdl.background.intent.Intent`.
     load, follow
         With `Config.durable_marks`: those of `hdl.metadata.bitmap_reader.BitmapReader`.
     first_line
@@ -150,6 +152,7 @@ class Metadata(wiring.Component):
                 "marks": Out(Marks(config)),
                 "whole": In(config.arrays),
                 "idle": In(config.arrays),
+                "filled": In(Pulse(config.array_bits)),
                 "lets": Out(stream.Signature(config.row_slot_bits)),
                 "load": Out(stream.Signature(marks_word(config))),
                 "follow": Out(Pulse(config.array_bits)),
@@ -351,6 +354,7 @@ class Metadata(wiring.Component):
         connect(m, keeper.forget, marks.forget)
         connect(m, keeper.refresh, marks.refresh)
         connect(m, marks.held, keeper.waits)
+        connect(m, flipped(self.filled), keeper.filled)
         connect(m, writer.geometry_read, flipped(self.geometry_read[1]))
         connect(m, writer.member_read, flipped(self.member_read[1]))
         connect(m, writer.record_read, keeper.record_read[1])
@@ -368,7 +372,9 @@ class Metadata(wiring.Component):
             keeper.whole.eq(self.whole),
             keeper.idle.eq(self.idle),
             marks.clean.eq(keeper.says_clean),
-            marks.whole.eq(self.whole | keeper.raw),
+            marks.whole.eq(self.whole | keeper.raw | keeper.unmarked),
+            keeper.loaded.valid.eq(superblocks.follow.valid),
+            keeper.loaded.payload.eq(superblocks.follow.payload),
             marks.exempt.eq(keeper.exempt),
             marks.now.eq(self.now),
             self.deadline.eq(marks.deadline),
