@@ -78,7 +78,8 @@ class Bench:
         self.was_asked = [0] * CONFIG.arrays
         self.idle = 0
         self.times_idle = self.answered = self.checkpoints = 0
-        self.asks, self.asks_of, self.asked_at = [0] * CONFIG.arrays, 0, 0
+        self.flushed_times = [0] * CONFIG.arrays
+        self.asks_of, self.asked_at = 0, 0
         self.pulsing = False
 
     async def begin(self) -> None:
@@ -115,7 +116,7 @@ class Bench:
             # Perhaps that was since it began.
             self.fresh[number] = self.cycle - self.freshened[number] < FINDS
         self.asked, self.asks_of, self.asked_at = ports, number, self.cycle
-        self.asks[number] += 1
+        self.flushed_times[number] += 1
         self.flew = any(self.flights[slot] == (number, False) for slot in self.begun)
 
     async def _tables(self) -> None:
@@ -360,8 +361,8 @@ async def flushes_in_time(dut):
         bench.optimal = bench.random.getrandbits(CONFIG.arrays)
         bench.show()
         await bench.write(number)
-        cycles, before = 0, bench.asks[number]
-        while bench.asks[number] == before:
+        cycles, before = 0, bench.flushed_times[number]
+        while bench.flushed_times[number] == before:
             assert cycles <= 2 * IDLE + SLACK, f"array {number} is not flushed"
             began = bench.cycle
             await bench.write(bench.random.choice(others))
@@ -386,8 +387,9 @@ async def flushes_in_time(dut):
     bench.freshen(2)
     bench.idle &= ~4
     await bench.until(lambda: not sample(dut.idle) >> 2 & 1, 3, "the new array is in use")
-    before = bench.asks[2]
-    await bench.until(lambda: bench.asks[2] > before, 2 * IDLE + SLACK, "the new array is flushed")
+    before = bench.flushed_times[2]
+    flushed = 2 * IDLE + SLACK
+    await bench.until(lambda: bench.flushed_times[2] > before, flushed, "a flush of the new array")
 
 
 TESTS = ["flushes_what_is_idle", "flushes_in_time"]
