@@ -251,16 +251,6 @@ class HoldsNobody(StoredMarks):
         return super().elaborate(platform)
 
 
-class TellsOne(Keeper):
-    """Planted bug: rows are let go once the first superblock says that the array is dirty."""
-
-    def elaborate(self, platform) -> Module:
-        m = super().elaborate(platform)
-        with m.If(self.facts.dirty & self.done.valid & self.done.ready):
-            self._release(m)
-        return m
-
-
 class IsIdleUnflushed(IdleFlush):
     """Planted bug: an array is idle whatever its drives have stored."""
 
@@ -287,7 +277,6 @@ class LeavesFailedOnes(Keeper):
     ("place", "bug"),
     [
         ("hdl.metadata.metadata.StoredMarks", HoldsNobody),
-        ("hdl.metadata.metadata.Keeper", TellsOne),
         ("hdl.background.background.IdleFlush", IsIdleUnflushed),
     ],
 )

@@ -71,6 +71,13 @@ CUTS, MEMBER_NS = 4, 20_000
 UNPROTECTED = (Level.JBOD, Level.RAID0)
 
 
+@pytest.mark.slow
+def test_arrays_come_back_without_a_bitmap(monkeypatch):
+    """All rows are made consistent after a power cut."""
+    monkeypatch.setattr("powercut.lives.CONFIG", replace(CONFIG, intent_chunks=0))
+    test_arrays_come_back(Level.RAID5)
+
+
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_arrays_come_back(level):
     """After a shutdown an array is clean. After a power cut its rows are made consistent, if it has

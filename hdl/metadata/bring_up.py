@@ -276,6 +276,11 @@ class BringUp(wiring.Component):
             request, response = self.changes.request, self.changes.response
             lists = self.lists
             settles = self._cycles != SETTLE_CYCLES
+            looked = lists.look.ready
+            looks = Const(0)
+            if self._config.durable_marks:
+                looked &= self.bitmaps.look.ready
+                looks = fsm.ongoing("LOOK_BITMAP")
             waits = (
                 (fsm.ongoing("REST") & ~self._begins & ~settles)
                 | (fsm.ongoing("HOLD") & ~self.held)
@@ -284,8 +289,8 @@ class BringUp(wiring.Component):
                 | (request.valid & ~request.ready)
                 | (response.ready & ~response.valid)
                 | (lists.look.valid & ~lists.look.ready)
-                | (fsm.ongoing("NEXT") & ~(lists.look.ready & self.bitmaps.look.ready))
-                | (fsm.ongoing("LOOK_BITMAP") & ~lists.look.ready)
+                | (fsm.ongoing("NEXT") & ~looked)
+                | (looks & ~lists.look.ready)
                 | (self.bitmaps.give.valid & ~self.bitmaps.give.ready)
                 | (fsm.ongoing("TAKE_VOLUME") & ~lists.entries.valid)
             )

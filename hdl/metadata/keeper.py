@@ -512,7 +512,7 @@ class Keeper(wiring.Component):
             m.d.sync += self._due.eq(self._due | (self.doubts & ~self._doubted))
         with m.Else():
             begins, ends = self.idle & ~self._was_idle, self._was_idle & ~self.idle
-            turns = (begins & ~self.says_clean) | (ends & self.says_clean)
+            turns = begins | (ends & self.says_clean)
             m.d.sync += self._due.eq(self._due | (turns & self.kept))
         with m.If(self.waits.valid):
             awaited = self.waits.payload
@@ -785,8 +785,10 @@ class Keeper(wiring.Component):
 
         with m.State("KNOW"):
             shape = self._geometry
+            waits = self.waits.valid & (self.waits.payload == array)
             m.d.sync += [
-                self._due.bit_select(array, 1).eq(0),
+                # A row that waits from this very moment on is not forgotten.
+                self._due.bit_select(array, 1).eq(waits),
                 self._members.eq(shape.width * shape.spans),
                 self._several.eq(self._several | twice),
                 self._rounds.eq(Mux(twice | self._several, torn + twice + 1, 0)),
@@ -802,7 +804,7 @@ class Keeper(wiring.Component):
             awaited = self._awaited.bit_select(array, 1)
             with m.Elif(self._has_failed & ~some_copies):
                 with m.If(self._refutes):
-                    m.d.sync += self._due.bit_select(array, 1).eq(awaited)
+                    m.d.sync += self._due.bit_select(array, 1).eq(awaited | waits)
                     m.next = "EXCUSE"
                 # One that was never written is not begun with.
                 with m.Elif(awaited & twice):
