@@ -32,7 +32,7 @@ SLACK = CONFIG.arrays * (FINDS + SETTLE_CYCLES)
 """Cycles beyond twice the idle time until a flush begins, but for those in which drives are
 flushed."""
 
-ROUNDS = 400
+ROUNDS = 300
 SHAPES = ((4, 1), (1, 1), (3, 2), (5, 1))
 """Width and spans of each array."""
 
@@ -451,6 +451,16 @@ class OverlooksStates(IdleFlush):
         return m
 
 
+class BelievesDrives(IdleFlush):
+    """Planted bug: it does not matter what drives have stored."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        with m.If(self.ask.valid & self.ask.ready):
+            m.d.sync += self._ports.eq(0)
+        return m
+
+
 class AsksFailedDrives(IdleFlush):
     """Planted bug: drives are asked that have failed."""
 
@@ -466,6 +476,7 @@ class AsksFailedDrives(IdleFlush):
         (OverlooksRows, "is idle, and was not"),
         pytest.param(OverlooksStates, "is idle, and was not", marks=pytest.mark.slow),
         pytest.param(AsksFailedDrives, "asked are", marks=pytest.mark.slow),
+        pytest.param(BelievesDrives, "counts as 1|is idle, and was not", marks=pytest.mark.slow),
         (IgnoresChanges, "counts as 1"),
         pytest.param(NeverLooksAgain, "array . is not flushed", marks=pytest.mark.slow),
         pytest.param(ForgetsWrites, "was written .* cycles ago", marks=pytest.mark.slow),

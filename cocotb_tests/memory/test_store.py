@@ -367,7 +367,8 @@ def test_faults_are_caught(fault):
         )
 
 
-@pytest.mark.parametrize("other", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("other", [0, 1])
 def test_users_are_held_to_the_delay(other):
     def run(later: int) -> None:
         simulate(

@@ -26,7 +26,7 @@ SEED = int(os.environ.get("SEED") or "1")
 @pytest.mark.parametrize(
     ("level", "members", "then"),
     [
-        pytest.param(Level.RAID5, 6, (0,), id="RAID5"),
+        pytest.param(Level.RAID5, 6, (0,), id="RAID5", marks=pytest.mark.slow),
         pytest.param(Level.RAID6, 6, (0, 1), id="RAID6", marks=pytest.mark.slow),
         pytest.param(Level.RAID10, 6, (3,), id="RAID10"),
         pytest.param(Level.RAID10, 5, (1,), id="RAID1E"),

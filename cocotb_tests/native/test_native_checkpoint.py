@@ -32,7 +32,7 @@ LIFE_NS = 32 * CONFIG.checkpoint_us * 1000
 PAUSE_NS = 200_000
 """Between two writes of the host."""
 LIVES = 20
-CUTS, REPLACED_NS = 12, 600_000
+CUTS, REPLACED_NS = 6, 600_000
 """Cuts as a member is replaced, and how long that takes at most."""
 
 
@@ -209,6 +209,7 @@ def cuts_the_replacement(component: Component = None) -> None:
     assert 0 < stale < CUTS, stale
 
 
+@pytest.mark.slow
 def test_power_goes_as_a_member_is_replaced():
     cuts_the_replacement()
 

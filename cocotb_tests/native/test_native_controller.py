@@ -533,6 +533,7 @@ def test_lists():
         card.run(main())
 
 
+@pytest.mark.slow
 def test_point_of_a_characterisation():
     """One point from reset to record, twice: the same figures, and what bounds them."""
     load = Load(PROFILES["Streaming"], 16, warm_up_ns=500_000, measure_ns=1_000_000)

@@ -420,7 +420,8 @@ def test_sequence_numbers():
     )
 
 
-@pytest.mark.parametrize("width", [64, pytest.param(128, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [64, 128])
 def test_order_series7(width):
     tests = [
         "reads_push_writes",

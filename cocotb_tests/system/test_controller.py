@@ -122,7 +122,7 @@ def test_bring_up_and_management():
 @pytest.mark.parametrize(
     ("array", "commands"),
     [
-        ("RAID6", 50),
+        pytest.param("RAID6", 50, marks=pytest.mark.slow),
         pytest.param("RAID5", 60, marks=pytest.mark.slow),
         pytest.param("RAID1E", 40, marks=pytest.mark.slow),
         *(pytest.param(level, 50, marks=pytest.mark.slow) for level in LESS_OFTEN),
