@@ -1,6 +1,7 @@
 """Load profiles, addresses, throughput and percentiles of the load generator."""
 
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,21 @@ class Clock:
         return []
 
 
+class Transport:
+    """What loads use of a driver's transport."""
+
+    def __init__(self, clock: Clock, loop: Loop, allocate: Callable[[int], int]):
+        self._clock = clock
+        self.memory = SimpleNamespace(allocate=allocate)
+        self.event = loop.event
+        self.spawn = loop.spawn
+        self.sleep = loop.sleep
+
+    @property
+    def now_ns(self) -> float:
+        return self._clock.now_ns
+
+
 class Volume:
     """Stands in for a started controller; accesses take ``latency`` in turn, and are noted."""
 
@@ -39,13 +55,7 @@ class Volume:
         self.accesses: list[tuple[str, int, int, int, int]] = []
         self.outstanding = self.most_outstanding = 0
         self._latency = latency_ns
-        self.transport = SimpleNamespace(
-            memory=SimpleNamespace(allocate=self._allocate),
-            event=self.loop.event,
-            spawn=self.loop.spawn,
-            sleep=self.loop.sleep,
-            now_ns=lambda: self.clock.now_ns,
-        )
+        self.transport = Transport(self.clock, self.loop, self._allocate)
 
     def _allocate(self, length: int) -> int:
         self.buffers.append(length)
