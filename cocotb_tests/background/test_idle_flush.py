@@ -185,7 +185,8 @@ class Bench:
 
     def _weigh_flush(self, number: int) -> None:
         """The array has not been written for long enough, unless it is being rebuilt."""
-        assert self.fresh[number], f"array {number} is flushed again, and was not written"
+        again = (self.marked & self.partial) >> number & 1 or self.fresh[number]
+        assert again, f"array {number} is flushed again, and was not written"
         idle = max(self.longest[number], self.cycle - self.written[number])
         rebuilt = (self.marked & self.partial) >> number & 1
         assert idle >= IDLE or rebuilt, f"array {number} was written {idle} cycles ago"

@@ -159,8 +159,8 @@ class IdleFlush(wiring.Component):
 
     @property
     def _rebuilt(self) -> Value:
-        """Arrays that will be flushed while they are being rebuilt."""
-        return self.marked & self.partial & ~self._tried
+        """Arrays that will be flushed while they are being rebuilt. Rebuilt rows are not told."""
+        return self.marked & self.partial
 
     def elaborate(self, platform) -> Module:
         m = Module()
