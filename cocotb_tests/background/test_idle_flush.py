@@ -25,6 +25,7 @@ CONFIG = Config(
     clock_hz=100_000_000,
 )  # fmt: skip
 IDLE = CONFIG.clock_hz // 1_000_000
+CHECKPOINT = CONFIG.checkpoint_us * CONFIG.clock_hz // 1_000_000
 FINDS = 2 * 6 + 2 * CONFIG.rows + 30
 """Most cycles from the beginning of a flush until drives are asked: two for a member and two for a
 row slot, and some until the bench takes it."""
@@ -391,6 +392,13 @@ async def flushes_in_time(dut):
     before = bench.flushed_times[2]
     flushed = 2 * IDLE + SLACK
     await bench.until(lambda: bench.flushed_times[2] > before, flushed, "a flush of the new array")
+    # Nobody writes an array that is being rebuilt, and it is flushed again and again.
+    bench.optimal, bench.partial = bench.optimal & ~1, 1
+    bench.show()
+    began, first = bench.cycle, bench.flushed_times[0]
+    several = 4 * (CHECKPOINT + 2 * SLACK)
+    await bench.until(lambda: bench.flushed_times[0] == first + 4, several, "four checkpoints")
+    assert bench.cycle - began > 2 * CHECKPOINT, "checkpoints come too fast"
 
 
 TESTS = ["flushes_what_is_idle", "flushes_in_time"]
@@ -462,6 +470,14 @@ class BelievesDrives(IdleFlush):
         return m
 
 
+class WaitsForMarks(IdleFlush):
+    """Planted bug: an array that is being rebuilt is not flushed again before a row is marked."""
+
+    @property
+    def _rebuilt(self):
+        return super()._rebuilt & ~self._tried
+
+
 class AsksFailedDrives(IdleFlush):
     """Planted bug: drives are asked that have failed."""
 
@@ -477,6 +493,7 @@ class AsksFailedDrives(IdleFlush):
         (OverlooksRows, "is idle, and was not"),
         pytest.param(OverlooksStates, "is idle, and was not", marks=pytest.mark.slow),
         pytest.param(AsksFailedDrives, "asked are", marks=pytest.mark.slow),
+        pytest.param(WaitsForMarks, "four checkpoints", marks=pytest.mark.slow),
         pytest.param(BelievesDrives, "counts as 1|is idle, and was not", marks=pytest.mark.slow),
         (IgnoresChanges, "counts as 1"),
         pytest.param(NeverLooksAgain, "array . is not flushed", marks=pytest.mark.slow),
