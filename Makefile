@@ -6,7 +6,7 @@ VENV := .venv/bin/python
 PYTHON ?= python3
 STAMP := .venv/setup.stamp
 # Those that measure choose by themselves unless told.
-JOBS := $(if $(PROCESSES),--jobs $(PROCESSES))
+PROCESSES_IF_TOLD := $(if $(PROCESSES),--processes $(PROCESSES))
 PROCESSES ?= 2
 SEED ?=
 FILE ?=
@@ -84,7 +84,7 @@ same: $(STAMP) ## whether the netlists are those of COMMIT (default: the last), 
 	$(VENV) -m tools.same $(COMMIT) $(RENAMED:%=--renamed %)
 
 smoke: $(STAMP) ## a short characterisation run
-	$(VENV) -m sw.characterise --quick --out build/smoke $(JOBS) P2 R5
+	$(VENV) -m sw.characterise --quick --out build/smoke $(PROCESSES_IF_TOLD) P2 R5
 
 checks: $(STAMP)
 	@$(MAKE) -s -j $(PROCESSES) -Otarget lint types smoke
@@ -102,10 +102,10 @@ synth: $(STAMP) ## area and clock frequency of each block on an ECP5 (BLOCKS='ma
 	$(VENV) -m synth $(BLOCKS)
 
 bench: $(STAMP) ## how fast, as ratios to what bounds it (BENCH='row ..', QUICK=1)
-	$(VENV) -m sw.bench $(if $(filter-out 0,$(QUICK)),--quick) $(JOBS) $(BENCH)
+	$(VENV) -m sw.bench $(if $(filter-out 0,$(QUICK)),--quick) $(PROCESSES_IF_TOLD) $(BENCH)
 
 characterise: $(STAMP) ## load profiles beside the published figures (QUICK=1, IDS='R1 ..')
-	$(VENV) -m sw.characterise $(if $(filter-out 0,$(QUICK)),--quick) $(JOBS) \
+	$(VENV) -m sw.characterise $(if $(filter-out 0,$(QUICK)),--quick) $(PROCESSES_IF_TOLD) \
 		$(if $(SEED),--seed $(SEED)) $(IDS)
 
 campaign: $(STAMP) ## random loads, random faults, nothing lost (RUNS=n, SEED=n, ONLY=, WITHOUT=)
@@ -121,9 +121,11 @@ tune: $(STAMP) ## faster simulations until the design changes (as root it instal
 	@TUNE=1 tools/setup.sh
 	$(VENV) -m tools.tune
 
+# As it was given: a name may have a dollar sign or quotes.
+demo: export DEMO_FILE = $(value FILE)
 demo: $(STAMP) ## store FILE on a RAID 6, pull two drives, read it back (FILE=path)
-	@test -n "$(FILE)" || { echo "demo: name the file: make demo FILE=path" >&2; exit 2; }
-	$(VENV) -m sw.demo $(if $(SEED),--seed $(SEED)) "$(FILE)"
+	@test -n "$$DEMO_FILE" || { echo "demo: name the file: make demo FILE=path" >&2; exit 2; }
+	$(VENV) -m sw.demo $(if $(SEED),--seed $(SEED)) "$$DEMO_FILE"
 
 guest: $(STAMP) ## a stock Linux in QEMU uses the simulated card (QUICK=1, SEED=n)
 	$(VENV) -m sw.guest $(if $(filter-out 0,$(QUICK)),--quick) $(if $(SEED),--seed $(SEED))

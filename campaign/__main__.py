@@ -6,7 +6,6 @@ with status 1.
 """
 
 import argparse
-import os
 import sys
 import time
 import traceback
@@ -22,10 +21,10 @@ from sim.cli import (
     INTERRUPTED,
     Heartbeat,
     Parser,
+    add_campaign_arguments,
     in_order,
     positive,
     program,
-    seed,
     seeds,
 )
 from sim.native.build import build_controller, is_built
@@ -115,24 +114,13 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--runs", metavar="N", type=positive, default=100, help="default: 100")
-    parser.add_argument("--seed", metavar="N", type=seed, default=1, help="default: 1")
-    parser.add_argument(
-        "--processes",
-        metavar="N",
-        type=positive,
-        default=os.cpu_count() or 1,
-        help="runs at once (default: as many as processors)",
-    )
+    add_campaign_arguments(parser, "run")
     parser.add_argument(
         "--only", metavar="NAME,..", type=names, default=frozenset(), help="only these features"
     )
     parser.add_argument(
         "--without", metavar="NAME,..", type=names, default=frozenset(), help="all but these"
     )
-    parser.add_argument(
-        "--keep-going", action="store_true", help="do not end with the first run that fails"
-    )
-    parser.add_argument("--verbose", action="store_true", help="a line for every run")
     arguments = parser.parse_args()
     try:
         features = selected(arguments.only, arguments.without)

@@ -4,11 +4,11 @@ The card has `Config.metadata`. It writes, flushes, loses drives, rebuilds, move
 and deletes arrays and volumes until its power goes. Then its drives lose what they have not stored.
 When power is back, all that the host was told must be there, and every row that may be torn must be
 marked on the drives. Card number k lives up to 20 times and uses seed + k. The program ends with
-the counts. After the first card that has lost something it ends with status 1.
+the counts, which docs/verification.md explains. After the first card that has lost something it
+ends with status 1.
 """
 
 import argparse
-import os
 import sys
 import time
 import traceback
@@ -20,10 +20,10 @@ from sim.cli import (
     INTERRUPTED,
     Heartbeat,
     Parser,
+    add_campaign_arguments,
     in_order,
     positive,
     program,
-    seed,
     seeds,
 )
 from sim.native.build import build_controller, is_built
@@ -91,18 +91,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--cuts", metavar="N", type=positive, default=200, help="default: 200")
-    parser.add_argument("--seed", metavar="N", type=seed, default=1, help="default: 1")
-    parser.add_argument(
-        "--processes",
-        metavar="N",
-        type=positive,
-        default=os.cpu_count() or 1,
-        help="cards at once (default: as many as processors)",
-    )
-    parser.add_argument(
-        "--keep-going", action="store_true", help="do not end with the first card that fails"
-    )
-    parser.add_argument("--verbose", action="store_true", help="a line for every card")
+    add_campaign_arguments(parser, "card")
     arguments = parser.parse_args()
     todo = tasks(arguments.seed, arguments.cuts)
     seeds(parser, arguments.seed, len(todo))

@@ -67,6 +67,23 @@ def seeds(parser: Parser, first: int, count: int) -> range:
     return range(first, first + count)
 
 
+def add_campaign_arguments(parser: Parser, unit: str) -> None:
+    """Adds the arguments of a program that does ``unit`` again and again with one seed after
+    another: ``--seed``, ``--processes``, ``--keep-going``, ``--verbose``."""
+    parser.add_argument("--seed", metavar="N", type=seed, default=1, help="default: 1")
+    parser.add_argument(
+        "--processes",
+        metavar="N",
+        type=positive,
+        default=os.cpu_count() or 1,
+        help=f"{unit}s at once (default: as many as processors)",
+    )
+    parser.add_argument(
+        "--keep-going", action="store_true", help=f"do not end with the first {unit} that fails"
+    )
+    parser.add_argument("--verbose", action="store_true", help=f"a line for every {unit}")
+
+
 class Heartbeat:
     """Says now and then how far a long program is."""
 
@@ -79,6 +96,13 @@ class Heartbeat:
         if now - self._last >= LINE_S:
             self._last = now
             print(line, flush=True)
+
+
+def reason(error: Exception) -> str:
+    """What is wrong, in words; of a file that cannot be used its name first."""
+    if not isinstance(error, OSError) or error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}"
 
 
 def terminal() -> Console:
@@ -108,7 +132,7 @@ def program(name: str, main: Callable[[], int]) -> int:
             return READER_GONE
         if error.errno not in NOT_WRITABLE:
             raise
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{name}: {reason(error)}", file=sys.stderr)
         return BAD_ARGUMENTS
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
 from hdl.flow.geometry import Level
 from sim import isal
-from sim.cli import BAD_ARGUMENTS, Parser, program, seed
+from sim.cli import BAD_ARGUMENTS, Parser, program, reason, seed
 from sim.golden.layout import ROTATIONS, Layout
 from sim.native.build import is_built
 from sim.native.presets import SAS_12G_SSD
@@ -174,7 +174,7 @@ def _content(file: Path) -> bytes:
             raise ValueError(f"{file} is no file of 1 byte to 128 MiB")
         return file.read_bytes()
     except OSError as error:
-        raise ValueError(f"{file}: {error.strerror}") from None
+        raise ValueError(reason(error)) from None
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -492,7 +492,7 @@ def run(testcase: str, name: str = "ladder", seed: int = 1, tags: int = CONFIG.d
     [
         "aborts",
         "one_hang_is_one",
-        "one_hang_is_one_in_two_windows",
+        pytest.param("one_hang_is_one_in_two_windows", marks=pytest.mark.slow),
         "asks_nothing_after_a_restart",
         "a_stall_is_one",
         "resets",

@@ -32,7 +32,12 @@ def drives(seed: int) -> list[Ideal]:
     ]
 
 
-LESS_OFTEN = {(Level.RAID5, "hang"), (Level.RAID5, "data_moved"), (Level.RAID6, "late")}
+LESS_OFTEN = {
+    (Level.RAID5, "hang"),
+    (Level.RAID5, "data_moved"),
+    (Level.RAID6, "late"),
+    (Level.RAID6, "medium"),
+}
 """Of the long suite only."""
 
 SITUATIONS = [

@@ -316,19 +316,19 @@ WITHOUT_REDUNDANCY = {
 }
 """Levels, members, and which go as the last one migrates."""
 
-OFTEN = (("JBOD", "pulled"), ("RAID5", "restarts"), ("RAID1", "refused"))
+OFTEN = (("JBOD", "pulled", False), ("RAID5", "restarts", True), ("RAID1", "refused", False))
 """What is not slow: each way once."""
 
 
 @pytest.mark.parametrize(
-    ("array", "way"),
+    ("array", "way", "fua"),
     [
-        pytest.param(array, way, marks=() if (array, way) in OFTEN else pytest.mark.slow)
+        pytest.param(array, way, fua, marks=() if (array, way, fua) in OFTEN else pytest.mark.slow)
         for array in WITHOUT_REDUNDANCY
         for way in ("pulled", "restarts", "refused")
+        for fua in (False, True)
     ],
 )
-@pytest.mark.parametrize("fua", [False, True])
 def test_one_of_the_two_drives_stays(array, way, fua):
     """A row of before is under way as drives change places. The old drive has its block, and goes:
     it is pulled, restarts, or is given up as the new one refuses another write. Then the new drive

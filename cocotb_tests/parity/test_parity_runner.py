@@ -393,7 +393,13 @@ def _simulate(
 
 @pytest.mark.parametrize("active", [1.0, pytest.param(0.85, marks=pytest.mark.slow), 0.4])
 @pytest.mark.parametrize(
-    ("width", "parities", "passes"), [(64, 2, 10), (256, 2, 40), (256, 4, 40), (512, 1, 60)]
+    ("width", "parities", "passes"),
+    [
+        (64, 2, 10),
+        pytest.param(256, 2, 40, marks=pytest.mark.slow),
+        (256, 4, 40),
+        (512, 1, 60),
+    ],
 )
 def test_passes_are_exact(width, parities, passes, active):
     count = passes if active > 0.5 else passes // 2

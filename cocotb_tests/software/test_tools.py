@@ -207,7 +207,20 @@ def test_processes_are_those_asked_for(target):
         text=True,
         check=True,
     )
-    assert re.search(r"(--jobs|--processes|-n) 7\b", done.stdout)
+    assert re.search(r"(--processes|-n) 7\b", done.stdout)
+
+
+@pytest.mark.parametrize("name", ["a$b", "a$(HOME)b", 'a"b', "a'b", "a b", "$$"])
+def test_demo_takes_any_name(tmp_path, name):
+    """A dollar sign, a quote or a space in the name of the file is part of it."""
+    done = subprocess.run(
+        ["make", "-o", ".venv/setup.stamp", "demo", f"FILE={tmp_path}/{name}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"demo: {tmp_path}/{name}: No such file or directory\n" in done.stderr
 
 
 def test_make_in_a_directory_with_a_space(checkout):
@@ -293,16 +306,20 @@ def test_tools_are_compiled_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "kind",
-    [PermissionError(13, "no"), OSError(30, "Read-only file system"), IsADirectoryError(21, "no")],
+    [
+        PermissionError(13, "no", "a/b"),
+        OSError(30, "no", "a/b"),
+        IsADirectoryError(21, "no", "a/b"),
+    ],
 )
 def test_files_that_cannot_be_written(capsys, kind):
-    """A line, whichever program."""
+    """A line that names the file, whichever program."""
 
     def main() -> int:
         raise kind
 
     assert program("bench", main) == 2
-    assert re.fullmatch(r"bench: \[Errno \d+\] .*\n", capsys.readouterr().err)
+    assert capsys.readouterr().err == "bench: a/b: no\n"
 
 
 PRINTS = """
@@ -451,7 +468,7 @@ def test_processes_are_interrupted_as_they_start(where):
 def test_interrupted_at_a_terminal(tmp_path, seconds):
     """Ctrl-C reaches all processes of the program, so many seconds after it has begun to measure.
     It ends, says so in a line, and leaves none behind."""
-    command = [sys.executable, "-m", "sw.characterise", "--quick", "--jobs", "2", "P2"]
+    command = [sys.executable, "-m", "sw.characterise", "--quick", "--processes", "2", "P2"]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path)], cwd=ROOT, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -484,7 +501,7 @@ def test_interrupted_characterisation(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(characterise, "measure", slow_measure)
     for name in ("build_models", "build_controller"):
         monkeypatch.setattr(characterise, name, lambda *_: None)
-    arguments = ["--quick", "--jobs", "2", "--out", str(tmp_path), "R1"]
+    arguments = ["--quick", "--processes", "2", "--out", str(tmp_path), "R1"]
     monkeypatch.setattr(sys, "argv", ["characterise", *arguments])
     began = time.monotonic()
     assert program("characterise", characterise.main) == INTERRUPTED

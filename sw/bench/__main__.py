@@ -81,7 +81,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="rows to run (all)")
     parser.add_argument("--list", action="store_true", help="list the names of the rows")
     parser.add_argument("--quick", action="store_true", help="shorter runs, rougher figures")
-    parser.add_argument("--jobs", type=positive, default=2, help="processes (2)")
+    parser.add_argument(
+        "--processes", metavar="N", type=positive, default=2, help="rows at once (2)"
+    )
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(ROWS))
@@ -99,7 +101,7 @@ def main() -> int:
     # Speeds are measured one at a time, so that nothing else runs on the machine meanwhile.
     alone = [name for name in names if name.startswith("simulation-speed")]
     shared = [name for name in names if name not in alone]
-    with processes(arguments.jobs) as pool:
+    with processes(arguments.processes) as pool:
         for row in pool.map(measure, shared, [share] * len(shared)):
             console.print(f"{row.name}: {row.value:.6g} {row.unit}, ratio {row.ratio:.3f}")
             rows.append(row)

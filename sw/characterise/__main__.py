@@ -1,6 +1,6 @@
 """Runs the characterisation.
 
-    .venv/bin/python -m sw.characterise [--quick] [--jobs N] [--seed N] [--out DIR] [ID ...]
+    .venv/bin/python -m sw.characterise [--quick] [--processes N] [--seed N] [--out DIR] [ID ...]
 
 It prints tables, and writes results.json and report.html.
 """
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from hdl.config import board
-from sim.cli import INTERRUPTED, Parser, positive, processes, program, seed, terminal
+from sim.cli import INTERRUPTED, Parser, positive, processes, program, reason, seed, terminal
 from sim.native.build import build_controller, build_models, is_built
 from sw.characterise.measure import Point, measure
 from sw.characterise.points import points
@@ -29,19 +29,19 @@ from sw.characterise.table import print_interfaces, print_results
 OUTPUT = Path("build/characterise")
 
 
-def _run(console: Console, work: list[Point], jobs: int) -> list[Record]:
-    """Measures all points on ``jobs`` processes, the slowest first. Returns the records in order.
+def _run(console: Console, work: list[Point], count: int) -> list[Record]:
+    """Measures all points on ``count`` processes, the slowest first. Returns the records in order.
 
     Ctrl-C ends points that are under way. Finished ones are returned.
     """
     records: dict[int, Record] = {}
     with suppress(KeyboardInterrupt):
-        _measure(console, work, jobs, records)
+        _measure(console, work, count, records)
     return [records[index] for index in sorted(records)]
 
 
 def _measure(
-    console: Console, work: list[Point], jobs: int, records: dict[int, Record]
+    console: Console, work: list[Point], count: int, records: dict[int, Record]
 ) -> None:
     order = sorted(range(len(work)), key=lambda i: -work[i].drives * work[i].load.measure_ns)
     with (
@@ -51,7 +51,7 @@ def _measure(
             TimeElapsedColumn(),
             console=console,
         ) as progress,
-        processes(jobs) as pool,
+        processes(count) as pool,
     ):
         task = progress.add_task("points", total=len(work))
         futures = {pool.submit(measure, work[index]): index for index in order}
@@ -76,7 +76,11 @@ def main() -> int:
     parser.add_argument("ids", nargs="*", metavar="ID", help=f"only these of {', '.join(known)}")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter points")
     parser.add_argument(
-        "--jobs", type=positive, default=os.cpu_count() or 1, help="processes (one a processor)"
+        "--processes",
+        metavar="N",
+        type=positive,
+        default=os.cpu_count() or 1,
+        help="points at once (as many as processors)",
     )
     parser.add_argument("--seed", type=seed, default=1, help="of the random accesses (1)")
     parser.add_argument("--out", type=Path, default=OUTPUT, help=f"where to write ({OUTPUT})")
@@ -94,7 +98,7 @@ def main() -> int:
             if not existed:
                 path.unlink()  # no empty results, if this is ended before it has any
     except OSError as error:
-        parser.error(f"--out: {error}")
+        parser.error(f"--out: {reason(error)}")
     console = terminal()
     work = points(quick=arguments.quick, seed=arguments.seed, ids=arguments.ids)
     begin = time.monotonic()
@@ -104,8 +108,9 @@ def main() -> int:
             console.print(f"building the {ports}-port controller, which takes minutes")
         build_controller(board(ports))
     if not console.is_terminal:
-        console.print(f"{len(work)} points, {arguments.jobs} at once; a line as each has ended")
-    records = _run(console, work, arguments.jobs)
+        count = arguments.processes
+        console.print(f"{len(work)} points, {count} at once; a line as each has ended")
+    records = _run(console, work, arguments.processes)
     if not records:
         raise KeyboardInterrupt  # it was, and what an earlier run has written stays
     print_interfaces(console)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sim import isal
 from sim.checkout import BUILD
-from sim.cli import Parser, program, reader_has_gone, seed
+from sim.cli import Parser, program, reader_has_gone, reason, seed
 from sim.native.harness import HarnessError
 from sw.guest import packages
 from sw.guest.machine import MachineError
@@ -73,7 +73,7 @@ def main() -> int:
             MachineError) as error:
         if isinstance(error, BrokenPipeError) and reader_has_gone():
             raise
-        print(f"guest: {error}", file=sys.stderr)
+        print(f"guest: {reason(error)}", file=sys.stderr)
         return 2
 
 
