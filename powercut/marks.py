@@ -4,7 +4,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTORS_PER_BLOCK
+from hdl.config import BLOCK_BYTES, SECTORS_PER_BLOCK
 from sim.golden.assembly import Judgement, judge
 from sim.golden.intent_bitmap import HEAD_BYTES, IntentBitmap
 from sim.golden.layout import Layout
@@ -44,7 +44,7 @@ def sets(images: Sequence[Image], capacity: int) -> list[Judgement]:
 
 def marked_rows(one: Superblock, page: bytes) -> set[int]:
     """Rows that the bitmap of a member marks. It must have one."""
-    rows = one.data_size // SECTORS_PER_BLOCK
+    rows = used(one) // SECTORS_PER_BLOCK
     if page[:4] == OWN_MAGIC:
         shift = struct.unpack_from("<I", page, SHIFT_AT)[0]
         chunks = {
@@ -56,10 +56,15 @@ def marked_rows(one: Superblock, page: bytes) -> set[int]:
         bitmap = IntentBitmap.unpack(page, set_uuid=one.set_uuid)
         assert bitmap.events >= one.events, bitmap
         assert not bitmap.state, bitmap
-        assert bitmap.sync_size == one.data_size, bitmap
+        assert bitmap.sync_size == used(one), bitmap
         shift = (bitmap.chunk_bytes // BLOCK_BYTES).bit_length() - 1
         chunks = set(bitmap.marked)
     return {row for row in range(rows) if row >> shift in chunks}
+
+
+def used(one: Superblock) -> int:
+    """Sectors of each member that have data."""
+    return one.size or one.data_size
 
 
 def torn_rows(found: Judgement, images: Sequence[Image], *, rebuilt: bool = False) -> set[int]:
@@ -67,9 +72,10 @@ def torn_rows(found: Judgement, images: Sequence[Image], *, rebuilt: bool = Fals
     missing, those of which that can be told. With ``rebuilt`` those that are being rebuilt are
     members as well."""
     one, members = found.freshest, {**found.members, **(found.rebuilding if rebuilt else {})}
-    rows = one.data_size // SECTORS_PER_BLOCK
+    rows = used(one) // SECTORS_PER_BLOCK
+    first = one.data_offset // SECTORS_PER_BLOCK
     blocks = {
-        role: [images[port].get(DATA_OFFSET_BLOCKS + row, EMPTY) for row in range(rows)]
+        role: [images[port].get(first + row, EMPTY) for row in range(rows)]
         for role, port in members.items()
     }
     if one.level == 1:
@@ -132,7 +138,7 @@ def check_marks(images: Sequence[Image], capacity: int) -> Counter:
         assert torn <= marked, f"{one}: rows {sorted(torn - marked)} are torn, and not marked"
         seen += Counter({"torn rows": len(torn), "marked rows": len(marked)})
         if found.rebuilding:
-            rows = one.data_size // SECTORS_PER_BLOCK
+            rows = used(one) // SECTORS_PER_BLOCK
             seen["rows of stale members that were rebuilt"] += rows - len(marked)
         if not found.dirty:
             torn = torn_rows(found, images)

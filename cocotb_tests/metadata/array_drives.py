@@ -73,10 +73,25 @@ def superblocks(number: int, layout: Layout, level: int, code: int) -> list[Supe
     ]
 
 
+def renumbered(found: dict[int, Superblock], generator: random.Random) -> dict[int, Superblock]:
+    """The same members, whose devices have other numbers than their roles. That is so where members
+    have been replaced."""
+    numbers = generator.sample(range(len(found) + 2), len(found))
+    roles = [SPARE] * DEVICES
+    for role, device in zip(found, numbers, strict=True):
+        roles[device] = role
+    return {
+        role: replace(one, device_number=device, roles=tuple(roles))
+        for (role, one), device in zip(found.items(), numbers, strict=True)
+    }
+
+
 def drives(number: int, generator: random.Random, *, layouts=LAYOUTS) -> Drives:
     """An array of which something may be wrong."""
     layout, level, code = generator.choice(layouts)
     found = dict(enumerate(superblocks(number, layout, level, code)))
+    if generator.random() < 0.3:
+        found = renumbered(found, generator)
 
     def change(role: int, **values) -> None:
         found[role] = replace(found[role], **values)
@@ -91,7 +106,7 @@ def drives(number: int, generator: random.Random, *, layouts=LAYOUTS) -> Drives:
         for role in found:
             if role != lost:
                 roles = list(found[role].roles)
-                roles[lost] = FAULTY
+                roles[found[lost].device_number] = FAULTY
                 change(role, roles=tuple(roles), events=EVENTS + behind)
         if generator.random() < 0.5:
             del found[lost]

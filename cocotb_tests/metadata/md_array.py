@@ -62,6 +62,8 @@ class Array:
     rotation: Rotation
     strip_shift: int
     rows: int
+    data_offset: int
+    """In blocks."""
     set_uuid: bytes
     events: int
     dirty: bool
@@ -126,7 +128,7 @@ class Array:
             size=0 if level == 0 else sectors,
             chunk=0 if level == 1 else SECTORS_PER_BLOCK << self.strip_shift,
             raid_disks=self.width,
-            data_offset=DATA_OFFSET_BLOCKS * SECTORS_PER_BLOCK,
+            data_offset=self.data_offset * SECTORS_PER_BLOCK,
             data_size=sectors,
             device_number=role,
             device_uuid=b"",
@@ -150,6 +152,7 @@ def random_array(generator: random.Random, *, level: Level | None = None) -> Arr
     spans = 1
     if level in (Level.RAID5, Level.RAID6, Level.RAIDTP):
         spans = generator.choice((1, min(2, 32 // width), 32 // width))
+    more = generator.choice((0, generator.randrange(MOST_ROWS - 2))) if spans == 1 else 0
     array = Array(
         level=level,
         width=width,
@@ -158,7 +161,8 @@ def random_array(generator: random.Random, *, level: Level | None = None) -> Arr
         copies=copies,
         rotation=rotation,
         strip_shift=generator.randrange(9),
-        rows=generator.randint(2, MOST_ROWS),
+        rows=generator.randint(2, MOST_ROWS - more),
+        data_offset=DATA_OFFSET_BLOCKS + more,
         set_uuid=generator.randbytes(16),
         events=generator.choice((1, 2, (1 << 32) - 1, generator.getrandbits(60))),
         dirty=False,
@@ -189,6 +193,7 @@ def show(dut, config: Config, array: Array) -> None:
         place={"span": array.span, "last": array.spans - 1},
         strip_shift=array.strip_shift,
         rows=array.rows,
+        data_offset=array.data_offset,
         width=array.width,
         alive=array.alive,
         rebuilding=array.rebuilding,

@@ -14,7 +14,7 @@ from hdl.flow.volume_facts import volume_facts
 from hdl.kit.table import Table, TableWrite
 from hdl.memory.store import LineStore
 from hdl.metadata.page_mover import PageMover
-from hdl.metadata.superblock import kept_read, kept_table
+from hdl.metadata.superblock import kept_read, kept_table, kept_write
 from hdl.metadata.superblock_facts import EVENT_BITS, MdShape, SuperblockFacts
 from hdl.metadata.superblock_writer import SuperblockWriter, superblock_edit
 from hdl.metadata.superblocks import ListReads, Superblocks, member_edit
@@ -96,7 +96,7 @@ class WriterRoom(wiring.Component):
     """The superblock writer on real drive ports, as the controller connects it.
 
     ``level`` and ``layout`` of ``facts`` follow from ``geometry``. ``kept_read`` reads what is
-    kept.
+    kept, and ``plant`` puts something else there.
     """
 
     def __init__(self, *, config: Config, writer=SuperblockWriter):
@@ -109,6 +109,7 @@ class WriterRoom(wiring.Component):
                 "edit": In(stream.Signature(superblock_edit(config))),
                 "done": Out(stream.Signature(DriveStatus)),
                 "kept_read": In(kept_read(config)),
+                "plant": In(kept_write(config)),
                 "busy": Out(1),
             }
         )
@@ -132,7 +133,13 @@ class WriterRoom(wiring.Component):
         connect(m, mover.moved, writer.moved)
         connect(m, mover.operation, drives.operation)
         connect(m, drives.finished, mover.finished)
-        connect(m, writer.kept_write, kept.write)
+        for user in (writer.kept_write, self.plant):
+            with m.If(user.enable):
+                m.d.comb += [
+                    kept.write.enable.eq(1),
+                    kept.write.address.eq(user.address),
+                    kept.write.data.eq(user.data),
+                ]
         connect(m, writer.kept_read, kept.reads[0])
         connect(m, flipped(self.kept_read), kept.reads[1])
         for path in range(2):

@@ -62,6 +62,10 @@ STRIPS = {8 << shift: shift for shift in range(9)}
 LEAST_DISKS = {0: 2, 1: 1, 4: 3, 5: 3, 6: 4, 7: 5, 10: 2}
 
 
+SHAPE = ("level", "strip_shift", "copies", "rotation", "rows", "data_offset")
+"""What is said of an array that the card has."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Expected:
     """What has to be found of drives with one identity, by their ports."""
@@ -77,6 +81,7 @@ class Expected:
     rebuilding: dict[int, int]
     width: int
     dirty: bool
+    renumbered: bool
     shape: tuple | None
 
 
@@ -128,8 +133,9 @@ def expected(group: Set) -> Expected:
     judgement = judge(like or {-1: one})
     if not found:
         judgement = replace(judgement, members={}, rebuilding={}, left_out=frozenset())
-    seated = [*judgement.members.values(), *judgement.rebuilding.values()]
-    shape = shape_of(found, one, [found[port] for port in seated])
+    roles = [*judgement.members.items(), *judgement.rebuilding.items()]
+    seated = [port for _, port in roles]
+    shape = shape_of(found, one, [found[port] for port in seated], spans=group.last > 0)
     fits = one.level in PARITIES and one.raid_disks * (group.last + 1) <= MAX_DRIVES
     if group.last and not fits:
         shape = None
@@ -155,6 +161,8 @@ def expected(group: Set) -> Expected:
         rebuilding=dict(judgement.rebuilding),
         width=one.raid_disks % (1 << WIDTH_BITS),
         dirty=one.resync_offset != CLEAN,
+        renumbered=any(found[port].events != one.events for port in seated)
+        and any(found[port].device_number != role for role, port in roles),
         shape=shape,
     )
 
@@ -189,20 +197,29 @@ def missing(found: dict[int, Superblock]) -> Hindrance:
 
 
 def shape_of(
-    found: dict[int, Superblock], one: Superblock, members: list[Superblock]
+    found: dict[int, Superblock], one: Superblock, members: list[Superblock], *, spans: bool
 ) -> tuple | None:
-    """Level, strip, copies, rotation and rows of an array that the card has."""
+    """Level, strip, copies, rotation, rows and the first block of data of an array that the card
+    has."""
     if any(other.features & bit for other in found.values() for bit in REFUSED):
         return None
     if not LEAST_DISKS.get(one.level, MAX_DRIVES + 1) <= one.raid_disks <= MAX_DRIVES:
         return None
-    if any(member.data_offset != DATA_OFFSET for member in members):
+    offsets = {member.data_offset for member in members} or {DATA_OFFSET}
+    if len(offsets) > 1 or min(offsets) < DATA_OFFSET or max(offsets) >= 1 << 27:
         return None
-    least = min((member.data_size for member in members), default=1 << 44)
+    if min(offsets) % 8 or (spans and offsets != {DATA_OFFSET}):
+        return None
+    sizes = [member.data_size for member in members]
+    least = min(sizes, default=1 << 44)
     if one.size >> 44 or (one.level and one.size > least):
         return None
     strip = 0 if one.level == 1 else STRIPS.get(one.chunk)
     if strip is None:
+        return None
+    if one.level == 1 and one.size % 8:
+        return None
+    if one.level == 0 and len({size // 8 >> strip for size in sizes}) > 1:
         return None
     rows = ((one.size if one.level else least) // 8 >> strip << strip) % (1 << 40)
     level, copies, rotation = f"RAID{one.level}", 1, Rotation.LEFT_SYMMETRIC
@@ -222,7 +239,7 @@ def shape_of(
         if found_rotation is None or (one.level != 6 and one.layout >= 8):
             return None
         rotation = found_rotation
-    return (Level[level], strip, copies, rotation.value, rows) if rows else None
+    return (Level[level], strip, copies, rotation.value, rows, min(offsets) // 8) if rows else None
 
 
 def bits(numbers) -> int:
@@ -239,7 +256,8 @@ def strange(found: dict[int, Superblock], generator: random.Random) -> dict[int,
             {"layout": generator.choice((0x102, 0x101, 0x201, 0x10102, 0x1FF, 0x103, *range(12)))},
             {"layout": generator.choice((0, 1, 3, 4, 5, 8, 9, 10))},
             {"chunk": generator.choice((0, 4, 8, 16, 24, 128, 2048, 4096, 1 << 31))},
-            {"data_offset": generator.choice((0, 2047, 2056, 2048 + (1 << 32), 264192))},
+            {"data_offset": generator.choice((0, 2040, 2049, 2048 + (1 << 32), 1 << 27))},
+            {"data_offset": generator.choice((2056, 4096, 264192, (1 << 27) - 8))},
             {"data_size": generator.choice((SIZE - 1, SIZE - 8, SIZE + 8, SIZE + (1 << 32), 15))},
             {"size": generator.choice((0, 7, 8, SIZE - 1, SIZE + 1, 1 << 44, SIZE + (1 << 44)))},
             {"raid_disks": generator.choice((1, 2, 31, 32, 33, 64, 128))},
@@ -282,7 +300,7 @@ class Bench:
             "found",
             layout=found_set(SIZES),
             active=active,
-            ignores=dict.fromkeys(("level", "strip_shift", "copies", "rotation", "rows"), nothing),
+            ignores=dict.fromkeys(SHAPE, nothing),
         )
         self.words: dict[int, int] = {}
         self.spares = 0
@@ -360,12 +378,14 @@ class Bench:
             outcomes.append(wanted.hindrance)
             self.spans[wanted.hindrance] += wanted.place[1] > 0
             assert (got.width, bool(got.dirty)) == (wanted.width, wanted.dirty), what
+            assert got.renumbered == wanted.renumbered, what
             assert got.members == bits(wanted.members), what
             assert got.rebuilding == bits(wanted.rebuilding), what
             assert (got.left_out, got.spares) == (wanted.left_out, wanted.spares), what
             self.spares += got.spares != 0
             if wanted.shape is not None:
-                shape = Level(got.level), got.strip_shift, got.copies, got.rotation, got.rows
+                level, numbers = Level(got.level), (got.rotation, got.rows, got.data_offset)
+                shape = level, got.strip_shift, got.copies, *numbers
                 assert shape == wanted.shape, what
             assert known == roles, f"{known}: {what}"
         await wait_until(self.dut, lambda: sample(self.dut.done), cycles=100, what="the end")

@@ -33,13 +33,17 @@ from hdl.metadata.superblock_facts import SuperblockFacts
 from hdl.metadata.superblock_writer import Edit
 from hdl.metadata.superblocks import member_edit
 
-CONFIG = Config(ports=5, arrays=4, metadata=True)
-PORTS, ARRAYS = range(CONFIG.ports), range(CONFIG.arrays)
+CONFIG = Config(ports=5, arrays=8, metadata=True)
+PORTS, ARRAYS = range(CONFIG.ports), range(6)
 IDENTITY = 0x1122_3344_5566_7788
-ROWS, SHORT_ROWS = 64, 1 << 20
+ROWS = 64
 CAPACITY = DATA_OFFSET_BLOCKS + ROWS
-NESTED, LONG = 2, 3
-"""Arrays that a superblock cannot express, and that are longer than the drives."""
+NESTED, LONG, LINUX, ORPHAN = 2, 3, 4, 5
+"""Arrays that a superblock cannot express, that end beyond the drives, that Linux has made, and
+that Linux has made and of which no superblock is kept."""
+
+FORGOTTEN = (LONG, ORPHAN)
+"""Arrays whose spares are not written."""
 
 CHANGES = 250
 SETTLE = 4
@@ -87,7 +91,7 @@ class Port:
     def is_kept(self) -> bool:
         """It is a spare, and its drive has to say so."""
         kept = self.spare and self.present and not (self.used or self.failed or self.owned)
-        return kept and self.home != LONG
+        return kept and self.home not in FORGOTTEN
 
 
 class Bench:
@@ -119,12 +123,22 @@ class Bench:
                             sample(dut.drives__used), sample(dut.found__valid),
                             sample(dut.owned)),
         )
+        # Where superblocks are kept that those of spares may be like.
+        self.models = self.random.choices(PORTS, k=CONFIG.arrays)
+        sound = self.random.getrandbits(CONFIG.ports) | 1 << self.models[LINUX]
+        has_model = self.random.getrandbits(CONFIG.arrays) | 1 << LINUX
+        self.models[ORPHAN] = next((n for n in PORTS if not sound >> n & 1), 0)
+        if sound >> self.models[ORPHAN] & 1:
+            has_model &= ~(1 << ORPHAN)
+        dut.sound.value, dut.has_model.value = sound, has_model
+        TableServer(dut, "model_read", lambda array: self.models[array])
         self.quiet = False  # nothing happens by itself any more
         self._change: Any = None  # the host's change that is being made
         self._asked = 0  # it, as it was asked for
         self._told: tuple = ()  # how it ended, and what else was told
         self._cycles = 0
         self._edits = False
+        self._gone = False  # the drive of an edit that is offered
         self._pauses = False
         dut.identity.value = IDENTITY
         dut.kept.value = (1 << CONFIG.arrays) - 1
@@ -136,12 +150,14 @@ class Bench:
 
     def _geometry(self, array: int) -> int:
         spans = 2 if array == NESTED else 1
-        rows = SHORT_ROWS if array == LONG else ROWS - array
+        data_offset = DATA_OFFSET_BLOCKS + (ROWS if array == LONG else array)
         return pack(geometry(CONFIG), valid=1, level=Level.RAID5, width=3 + array, spans=spans,
-                    parities=1, copies=1, strip_shift=4, rows=rows)  # fmt: skip
+                    parities=1, copies=1, strip_shift=4, rows=ROWS - array,
+                    data_offset=data_offset)  # fmt: skip
 
     def _record(self, array: int) -> int:
-        return pack(record(), set_uuid=self.sets[array], events=99)
+        made_by_md = array in (LINUX, ORPHAN)
+        return pack(record(), set_uuid=self.sets[array], events=99, made_by_md=made_by_md)
 
     def _set(self, home: int | None) -> int:
         """The set that a spare must say it belongs to."""
@@ -155,7 +171,7 @@ class Bench:
         port = self.ports[block.port]
         makes = block.edit == Edit.MAKE
         assert makes or block.edit == Edit.ERASE
-        forgotten = port.spare and port.home == LONG
+        forgotten = port.spare and port.home in FORGOTTEN
         assert makes in port.was or (forgotten and not makes), f"{port} is not to be written"
         assert port.drive.asked, f"{port} holds what nobody knows"
         assert not (port.used or port.owned), f"{port} is the keeper's"
@@ -168,8 +184,13 @@ class Bench:
             if home is not None:
                 shape = unpack(geometry(CONFIG), self._geometry(home))
                 assert (facts.level, facts.width, facts.rows) == (5, shape.width, shape.rows)
+                assert facts.data_offset == shape.data_offset
                 assert (facts.place.span, facts.place.last) == (0, shape.spans - 1)
-                assert home != LONG, "it is forgotten anyway"
+                assert home not in FORGOTTEN, "it is forgotten anyway"
+            assert block.like == (home == LINUX)
+            if home == LINUX:
+                assert block.model == self.models[LINUX], "it is like another drive"
+                self.seen["like those of Linux"] += 1
             self.seen["made"] += 1
         self.seen["erased"] += not makes
         self._edits = True
@@ -179,7 +200,7 @@ class Bench:
 
     async def _write(self, port: Port, page: int | None) -> None:
         """The drive stores a page, or does not."""
-        drive, gone = port.drive, False
+        drive, gone = port.drive, self._gone or not port.present
         for _ in range(self.random.choice((0, 1, 5, 60))):
             await RisingEdge(self.dut.clk)
             gone = gone or not port.present or port.drive is not drive
@@ -232,14 +253,15 @@ class Bench:
         port.spare, self._tries = False, True
         await cycles_pass(dut.clk, self.random.randrange(5))
         await self._table_change()
-        if port.present and self.random.random() < 0.7:
+        wiped = port.present and self.random.random() < 0.7
+        if wiped:
             dut.wiped__payload.value = self.ports.index(port)
             dut.wiped__valid.value = 1
             port.drive.page, port.drive.made = None, False
             await RisingEdge(dut.clk)
             dut.wiped__valid.value = 0
         await cycles_pass(dut.clk, self.random.randrange(4))
-        if port.present and self.random.random() < 0.6:
+        if port.present and wiped and self.random.random() < 0.8:
             port.used = True
             self.seen["stepped in"] += 1
         elif port.present and port.drive is drive and port.calm > SETTLE:
@@ -282,7 +304,8 @@ class Bench:
         port.spare = False
         await cycles_pass(self.dut.clk, self.random.choice((0, 3, 40)))
         if self.random.random() < 0.5:
-            page = self.random.choice((None, self._set(None), self.sets[0], 1234))
+            sets = (self._set(None), self.sets[0], self.sets[LINUX])
+            page = self.random.choice((None, *sets, *sets, 1234))
             port.drive = Drive(page=page)
             self.seen["other drives"] += 1
         port.refuses = port.failed = port.drive.made = False
@@ -366,6 +389,10 @@ class Bench:
             self.asked.paused = self._holds or self._changes
             await RisingEdge(dut.clk)
             self._cycles += 1
+            # An edit is for the drive that is there as it is offered.
+            offered = unpack(member_edit(CONFIG), sample(dut.edit__payload)).superblock.port
+            gone = self._gone or not self.ports[offered % CONFIG.ports].present
+            self._gone = bool(sample(dut.edit__valid)) and gone
             pauses = bool(sample(dut.pauses))
             if pauses and not self._pauses:
                 assert shown["yields"] and not shown["holds"] and not shown["tries"], shown
@@ -407,7 +434,7 @@ class Bench:
             assert answer.status == ManageStatus.DRIVE_UNAVAILABLE
             assert port.failed or port.owned or had_owner, port
         if opcode == ManageOpcode.ADD_SPARE and done and not port.used and port.spare:
-            forgotten = port.home == LONG
+            forgotten = port.home in FORGOTTEN
             assert forgotten or port.drive.page == self._set(port.home), port
         if opcode == ManageOpcode.REMOVE_SPARE and done and not port.spare:
             assert not port.drive.made, port
@@ -440,7 +467,7 @@ async def drives_say_what_they_are(dut, active):
     bench.watch.check()
     print(dict(bench.seen))
     wanted = ("made", "erased", "gone", "refused", "stepped in", "not taken", "left as a spare",
-              "other drives", "found", "ADD_SPARE DRIVE_UNAVAILABLE",
+              "other drives", "found", "like those of Linux", "ADD_SPARE DRIVE_UNAVAILABLE",
               "REMOVE_SPARE DONE")  # fmt: skip
     assert not [what for what in wanted if not bench.seen[what]], bench.seen
 
@@ -504,6 +531,14 @@ class ForgetsHome(SpareKeeper):
         m.d.comb += self._homes.write.data.eq(0)
 
 
+class IsLikeNone(SpareKeeper):
+    """Planted bug: a spare of an array that Linux has made is like those of the card's own."""
+
+    def _connect(self, m: Module) -> None:
+        super()._connect(m)
+        m.d.comb += self.edit.payload.superblock.like.eq(0)
+
+
 class IsFresh(SpareKeeper):
     """Planted bug: what a spare says counts as much as what members say."""
 
@@ -520,6 +555,7 @@ BUGS = (
     NeverErases,
     TrustsWiped,
     ForgetsHome,
+    IsLikeNone,
     IsFresh,
 )
 

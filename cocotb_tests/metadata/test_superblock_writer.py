@@ -1,6 +1,7 @@
 """`hdl.metadata.superblock_writer.SuperblockWriter` on drive ports, against the model and mdadm."""
 
 import os
+import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import cocotb
 import pytest
 
-from cocotb_tests.metadata.md_array import EXPRESSIBLE, NAMES, Array, random_array, show
+from cocotb_tests.metadata.md_array import DEVICES, EXPRESSIBLE, NAMES, Array, random_array, show
 from cocotb_tests.metadata.mdadm import MDADM, examined
 from cocotb_tests.metadata.page_bench import PageBench
 from cocotb_tests.metadata.page_room import SIZES, WriterRoom
@@ -22,14 +23,15 @@ from cocotb_tests.streams import (
     start,
     wait_until,
 )
-from hdl.config import BLOCK_BYTES
+from hdl.config import BLOCK_BYTES, SECTORS_PER_BLOCK
 from hdl.flow.geometry import Level
 from hdl.flow.operation import DriveStatus
-from hdl.metadata.superblock import BLOCK
+from hdl.metadata.superblock import BLOCK, KEPT_WORDS, Word
 from hdl.metadata.superblock_writer import Edit, SuperblockWriter, superblock_edit
 from sim.golden.superblock import (
     FAULTY,
     SECTOR,
+    SPARE,
     RefusedSuperblockError,
     Superblock,
 )
@@ -44,11 +46,23 @@ class Bench(PageBench):
         self.done = StreamSink(dut, "done", layout=DriveStatus, active=0.3)
         self.identities: set[bytes] = set()
 
-    async def write(self, edit: Edit, port: int, role: int) -> tuple[DriveStatus, bytes]:
+    async def plant(self, port: int, page: bytes) -> None:
+        """This is kept of the drive at a port from now on."""
+        dut = self.dut
+        for number, word in enumerate(kept_words(page)):
+            dut.plant__address.value = port * KEPT_WORDS + number
+            dut.plant__data.value = word
+            dut.plant__enable.value = 1
+            await cycles_pass(dut.clk, 1)
+        dut.plant__enable.value = 0
+
+    async def write(
+        self, edit: Edit, port: int, role: int, **like: int
+    ) -> tuple[DriveStatus, bytes]:
         """How it ended, and the page that the drive holds then."""
         drive = self.drives[port]
         commands = drive.counts.commands
-        self.edits.send(edit=edit, port=port, role=role)
+        self.edits.send(edit=edit, port=port, role=role, **like)
         status = await self.done.receive(cycles=20_000)
         done = drive.counts.history[commands:]
         # Once stored, it is there also after a loss of power.
@@ -179,6 +193,87 @@ async def erases_lists(dut):
         assert drive.storage[BLOCK] == page and await bench.kept(1) == kept
 
 
+def made_by_linux(array: Array, role: int, generator: random.Random) -> Superblock:
+    """A member of an array that Linux has made. Numbers of devices are no roles, and there is more
+    that members have in common, or not."""
+    devices = generator.choice((32, 64, DEVICES))
+    numbers = generator.sample(range(devices), array.width)
+    roles = [SPARE] * devices
+    for other, number in enumerate(numbers):
+        roles[number] = other
+    return replace(
+        array.made(role),
+        set_name=b"host:" + str(generator.randrange(100)).encode(),
+        ctime=generator.getrandbits(40) | 1,
+        data_size=array.rows * SECTORS_PER_BLOCK + generator.choice((0, 1, 7)),
+        device_number=numbers[role],
+        device_uuid=generator.randbytes(16),
+        corrected_reads=generator.getrandbits(8),
+        bad_blocks_size=8,
+        bad_blocks_offset=16,
+        utime=generator.getrandbits(40),
+        roles=tuple(roles),
+    )
+
+
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def follows_linux(dut):
+    """Superblocks of members that Linux has made are changed, and new members are like them."""
+    bench = Bench(dut, seed=cocotb.RANDOM_SEED)
+    await start(dut)
+    generator, levels = bench.random, [one for one in EXPRESSIBLE if one is not Level.RAIDTP]
+    for number in range(int(os.environ["ARRAYS"])):
+        array = random_array(generator, level=levels[number % len(levels)])
+        array.spans, array.span = 1, 0
+        show(dut, SIZES, array)
+        port, new_port = generator.sample(range(SIZES.ports), 2)
+        role, new_role = (generator.randrange(array.width) for _ in range(2))
+        theirs = made_by_linux(array, role, generator)
+        await bench.plant(port, theirs.pack())
+        status, page = await bench.write(Edit.MAKE, new_port, new_role, like=1, model=port)
+        assert status == DriveStatus.GOOD
+        new = replace(
+            theirs,
+            device_number=new_role,
+            corrected_reads=0,
+            data_size=array.rows * SECTORS_PER_BLOCK,
+            utime=0,
+        )
+        found = Superblock.unpack(page, sectors=SECTORS)
+        assert found.device_uuid not in {theirs.device_uuid, *bench.identities}
+        bench.identities.add(found.device_uuid)
+        assert found == array.changed(replace(new, device_uuid=found.device_uuid))
+        check_with_mdadm(page, array, new_role)
+        assert await bench.kept(port) == kept_words(theirs.pack())
+
+        array.happens(generator)
+        show(dut, SIZES, array)
+        status, page = await bench.write(Edit.CHANGE, port, role)
+        assert status == DriveStatus.GOOD
+        found = array.changed(replace(theirs, device_number=role, utime=0))
+        assert Superblock.unpack(page, sectors=SECTORS) == found
+        check_with_mdadm(page, array, role)
+
+
+class KeepsTheNumber(SuperblockWriter):
+    """A planted bug: a device keeps the number that Linux gave it."""
+
+    def _make_word(self, m, new):
+        super()._make_word(m, new)
+        with m.If((self._edit.edit == Edit.CHANGE) & (self._number == Word.DEVICE_NUMBER)):
+            m.d.comb += new.eq(self.kept_read.data)
+
+
+class IsTheModel(SuperblockWriter):
+    """A planted bug: a new member says that it is the drive that it is like."""
+
+    def _make_word(self, m, new):
+        super()._make_word(m, new)
+        is_identity = (self._number >= Word.DEVICE_UUID) & (self._number < Word.BAD_BLOCKS)
+        with m.If(self._is_like & is_identity):
+            m.d.comb += new.eq(self.kept_read.data)
+
+
 class ForgetsTheFailed(SuperblockWriter):
     """A planted bug: roles of members that failed stay as they were."""
 
@@ -217,9 +312,15 @@ def test_superblock_writer_for_long():
 
 
 @pytest.mark.parametrize(
-    "bug", [ForgetsTheFailed, pytest.param(SumsTheOld, marks=pytest.mark.slow)]
+    ("bug", "testcase"),
+    [
+        (ForgetsTheFailed, "writes_what_md_reads"),
+        pytest.param(SumsTheOld, "writes_what_md_reads", marks=pytest.mark.slow),
+        pytest.param(KeepsTheNumber, "follows_linux", marks=pytest.mark.slow),
+        pytest.param(IsTheModel, "follows_linux", marks=pytest.mark.slow),
+    ],
 )
-def test_superblock_writer_planted_bugs_are_found(bug):
+def test_superblock_writer_planted_bugs_are_found(bug, testcase):
     room = WriterRoom(config=SIZES, writer=bug)
-    with pytest.raises(SimulationError, match="failed: writes_what_md_reads"):
-        run(room, f"superblock_writer_{bug.__name__}", arrays=10, testcase="writes_what_md_reads")
+    with pytest.raises(SimulationError, match=f"failed: {testcase}"):
+        run(room, f"superblock_writer_{bug.__name__}", arrays=10, testcase=testcase)

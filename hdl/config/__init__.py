@@ -9,6 +9,7 @@ from hdl.config.presets import board, small
 from hdl.config.sizes import (
     BLOCK_BYTES,
     BLOCK_NUMBER_BITS,
+    DATA_OFFSET_BITS,
     DATA_OFFSET_BLOCKS,
     DWORDS_PER_BLOCK,
     ERA_BITS,
@@ -34,6 +35,7 @@ from hdl.config.sizes import (
 __all__ = [
     "BLOCK_BYTES",
     "BLOCK_NUMBER_BITS",
+    "DATA_OFFSET_BITS",
     "DATA_OFFSET_BLOCKS",
     "DWORDS_PER_BLOCK",
     "ERA_BITS",

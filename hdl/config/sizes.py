@@ -23,8 +23,12 @@ MAX_DRIVES = 32
 """Most drives in an array, and most drive ports of a controller."""
 
 DATA_OFFSET_BLOCKS = 256
-"""Blocks at the start of every member that are kept free for metadata: 1 MiB, as Linux md leaves.
+"""Blocks at the start of a member that are kept free for metadata: 1 MiB, as Linux md leaves at
+least. With `Config.metadata` an array that Linux has made may have more.
 """
+
+DATA_OFFSET_BITS = 24
+"""Width of their number: 64 GiB. Linux leaves 128 MiB on drives of 1 TB."""
 
 MOST_STORED_VOLUMES = 64
 """Volumes of a controller whose arrays live on their drives: so many have room in a list."""

@@ -1,8 +1,9 @@
 """RAID levels, and the shape of an array for the data path."""
 
+from amaranth.hdl import Const, Value
 from amaranth.lib import data, enum
 
-from hdl.config import BLOCK_NUMBER_BITS, Config
+from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BITS, DATA_OFFSET_BLOCKS, Config
 from hdl.kit.optional import optional
 
 WIDTH_BITS = 6
@@ -90,6 +91,9 @@ def geometry(config: Config) -> data.StructLayout:
         Rows of a span.
     blocks
         Blocks that the array offers.
+    data_offset
+        The block of each member at which its rows begin. Only with `Config.metadata`: other arrays
+        have `DATA_OFFSET_BLOCKS`, and `data_offset` knows.
     assumed
         Rows were taken to be consistent when the array was made. Only without `Config.background`,
         where nothing else can make them consistent. Otherwise `hdl.background.jobs.Jobs` knows.
@@ -109,6 +113,14 @@ def geometry(config: Config) -> data.StructLayout:
             "rotation": RotationBits,
             "rows": BLOCK_NUMBER_BITS,
             "blocks": BLOCK_NUMBER_BITS,
+            **optional(config.metadata, {"data_offset": DATA_OFFSET_BITS}),
             **assumed,
         }
     )
+
+
+def data_offset(config: Config, shape: data.View) -> Value:
+    """The block of each member at which the rows of an array begin.
+
+    ``shape`` is its geometry, or the program of a row."""
+    return shape.data_offset if config.metadata else Const(DATA_OFFSET_BLOCKS)

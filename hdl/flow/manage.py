@@ -117,10 +117,11 @@ def manage_request(config: Config) -> data.StructLayout:
     CREATE_ARRAY with ``placed``
         Only with `Config.metadata`. Brings up an array that its drives hold. The position of each
         drive, and whether the member is failed or stale, is what `ArrayTables.placed_read` says of
-        its port, and each member has ``blocks`` blocks at most. Members that are failed or stale,
-        or whose port has no drive, must be ``degraded``. Such a port may be one that the controller
-        does not have. With ``complete`` none of them is stale. With ``marked`` the rows that stale
-        ones may lack are marked as this is answered, or soon after.
+        its port, and each member has ``blocks`` blocks at most, of which ``start`` come before its
+        rows. Members that are failed or stale, or whose port has no drive, must be ``degraded``.
+        Such a port may be one that the controller does not have. With ``complete`` none of them is
+        stale. With ``marked`` the rows that stale ones may lack are marked as this is answered, or
+        soon after.
     CREATE_VOLUME with ``placed``
         Only with `Config.metadata`. Brings up a volume that the drives of the array list. It has
         ``name``, and gets number ``volume`` if that is free. ``sectors`` and ``emulation`` are

@@ -7,7 +7,7 @@ from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.config import MAX_DRIVES, Config
+from hdl.config import DATA_OFFSET_BITS, MAX_DRIVES, SECTOR_BITS, Config
 from hdl.flow.geometry import WIDTH_BITS
 from hdl.kit.bits import ones
 from hdl.kit.pick import lowest_bit
@@ -49,6 +49,9 @@ REFUSED = (
     Feature.MULTIPLE_PPLS,
 )
 """What the card does not bring up."""
+
+OFFSET_BITS = DATA_OFFSET_BITS + SECTOR_BITS
+"""Width of the sector at which the data of a member begins."""
 
 OTHER_BITS = (1 << WORD_BITS) - 1 - (((1 << spans.SPAN_BITS) - 1) << spans.UUID_BIT)
 """Bits of `spans.UUID_WORD` that all spans have in common."""
@@ -140,19 +143,24 @@ class Assembler(wiring.Component):
         self._chunk = Signal(WORD_BITS)
         self._size = Signal(PLACE_BITS)
         self._expected = Signal(MAX_DRIVES)
-        self._least = Signal(PLACE_BITS)  # data of the smallest member
+        self._least = Signal(PLACE_BITS)  # data of the smallest member, and of the largest
+        self._most = Signal(PLACE_BITS)
+        self._offset = Signal(OFFSET_BITS)  # where the data of the first member begins
         self._shape = FoundShape()
 
         # Of the drive that is looked at.
         self._number = Signal(range(MOST_DEVICES))
         self._numbered = Signal()
         self._rebuilds = Signal()
-        self._misplaced = Signal()  # its data begins elsewhere
+        self._place = Signal(OFFSET_BITS)  # where its data begins
+        self._misplaced = Signal()  # where that of no array of the card does
         self._sectors = Signal(PLACE_BITS)
         self._own_role = Signal(16)
         self._their_role = Signal(16)
 
         self._late = Signal()  # drives one event behind are sifted
+        self._one_late = Signal()  # one of them has a role
+        self._odd = Signal()  # a device has another number than its role
         self._different = Signal()
         self._refused = Signal()
         self._claimed = Signal(MAX_DRIVES)
@@ -218,7 +226,11 @@ class Assembler(wiring.Component):
                 found.spares.eq(0),
                 found.members.eq(0),
                 found.rebuilding.eq(0),
+                self._one_late.eq(0),
+                self._odd.eq(0),
                 self._least.eq(~0),
+                self._most.eq(0),
+                self._offset.eq(DATA_OFFSET),
             ]
             with m.If(goes_on):
                 m.d.sync += [
@@ -432,7 +444,11 @@ class Assembler(wiring.Component):
                 with m.Case(3, 5):
                     self._subtract(m, step == 5)
                 with m.Case(6):
-                    m.d.sync += self._misplaced.eq(data != DATA_OFFSET)
+                    whole = ~data[:SECTOR_BITS].any() & ~data[OFFSET_BITS:].any()
+                    m.d.sync += [
+                        self._place.eq(data),
+                        self._misplaced.eq(~whole | (data < DATA_OFFSET)),
+                    ]
                 with m.Case(7):
                     with m.If(data != 0):
                         m.d.sync += self._misplaced.eq(1)
@@ -468,10 +484,19 @@ class Assembler(wiring.Component):
                 m.d.sync += found.left_out.bit_select(port, 1).eq(1)
             with m.Else():
                 m.d.comb += places.store(address=role, data=port)
-                with m.If(self._misplaced):
+                is_first = ~(found.members | found.rebuilding).any()
+                with m.If(is_first):
+                    m.d.sync += self._offset.eq(self._place)
+                with m.If(self._misplaced | (~is_first & (self._place != self._offset))):
                     m.d.sync += self._refused.eq(1)
+                m.d.sync += [
+                    self._one_late.eq(self._one_late | self._late),
+                    self._odd.eq(self._odd | (self._number != role)),
+                ]
                 with m.If(self._sectors < self._least):
                     m.d.sync += self._least.eq(self._sectors)
+                with m.If(self._sectors > self._most):
+                    m.d.sync += self._most.eq(self._sectors)
                 with m.If(self._rebuilds):
                     m.d.sync += found.rebuilding.eq(found.rebuilding | bit)
                 with m.Else():
@@ -516,11 +541,13 @@ class Assembler(wiring.Component):
             shape = self._shape
             m.d.sync += [
                 found.hindrance.eq(self._hindrance(m)),
+                found.renumbered.eq(self._one_late & self._odd),
                 found.level.eq(shape.level),
                 found.strip_shift.eq(shape.strip_shift),
                 found.copies.eq(shape.copies),
                 found.rotation.eq(shape.rotation),
                 found.rows.eq(shape.rows),
+                found.data_offset.eq(self._offset[SECTOR_BITS:]),
             ]
             m.next = "OFFER"
 
@@ -531,10 +558,16 @@ class Assembler(wiring.Component):
         level = Signal(4)
         m.d.comb += level.eq(self._level)
         short = (self._level != 0) & (self._size > self._least)
+        # md fills a RAID 0 of unequal drives in another way.
+        shift, one_is_there = self._shape.strip_shift, self._most != 0
+        strips = [sectors >> SECTOR_BITS >> shift for sectors in (self._least, self._most)]
+        unequal = (self._level == 0) & one_is_there & (strips[0] != strips[1])
         place = found.place
+        spread = (place.last != 0) & (self._offset != DATA_OFFSET)
         has_parity = Cat(self._level == known for known in PARITIES).any()
         one_fits = (place.last == 0) | (has_parity & (width * (place.last + 1) <= MAX_DRIVES))
-        supported = self._shape.supported & ~self._refused & ~short & one_fits
+        wrong = self._refused | short | unequal | spread
+        supported = self._shape.supported & ~wrong & one_fits
         counts = [Signal(WIDTH_BITS, name=f"count_{number}") for number in range(4)]
         masks = (found.members, self._claimed, found.rebuilding, self._expected)
         m.d.comb += [count.eq(ones(mask)) for count, mask in zip(counts, masks, strict=True)]

@@ -4,7 +4,7 @@ from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
+from hdl.config import MAX_DRIVES, Config
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.geometry import WIDTH_BITS, Level
 from hdl.flow.manage import Changes, Emulation, ManageOpcode, ManageStatus
@@ -60,9 +60,13 @@ class BringUp(wiring.Component):
     members says whose a set is. If there is no list, it is that of the card that made it, whose
     identity is part of the set's.
 
-    The host can import another set by one of its drives, if a card of this kind has made it. This
-    card has it from then on. It can also import a set, this card's or another's, that lacks drives.
-    If these come back they are old, unless they have been used without the others.
+    The host can import another set by one of its drives, whether another card or Linux has made it.
+    This card has it from then on. It can also import a set, this card's or another's, that lacks
+    drives. If these come back they are old, unless they have been used without the others.
+
+    The first superblocks that are written of an array give its devices the numbers of their roles.
+    A drive that is an event behind has the role that the freshest superblock gives to its number.
+    So if there is one, and numbers differ from roles, the host cannot import the set of Linux.
 
     Rows of an array that is dirty may be inconsistent. It begins with a RESYNC. That follows the
     marks of its bitmaps, if these say what was being written: if all of its good members have one,
@@ -115,7 +119,8 @@ class BringUp(wiring.Component):
         Sets that the host wants to have. The answer says what has become of it: DONE, with the
         number of the array; NO_ENTRY if the drive belongs to no set, or if there is no number or
         port for it; DRIVE_UNAVAILABLE if drives are missing; INVALID_FIELD if the card has no such
-        arrays, or another maker's; IN_USE if an array has the drive, or the identity of the set.
+        arrays, or Linux has to have it once more; IN_USE if an array has the drive, or the identity
+        of the set.
     rests
         Superblocks and lists say what is so.
     kept, record_read
@@ -330,7 +335,7 @@ class BringUp(wiring.Component):
             asked.spans.eq(found.place.last + 1),
             asked.rotation.eq(found.rotation),
             asked.drives.eq(self._named),
-            asked.blocks.eq(found.rows + DATA_OFFSET_BLOCKS),
+            asked.blocks.eq(found.rows + found.data_offset),
             asked.placed.eq(1),
             # What a missing drive held could be worked out wrongly.
             asked.degraded.eq(~self._dirty | mirrors | self._forced),
@@ -615,12 +620,17 @@ class BringUp(wiring.Component):
             owner = Mux(self.lists.seen, self.lists.owner, self.brought_up.set_uuid[:IDENTITY_BITS])
             doubtful = (found.place.last != 0) & self._dirty & self._lacks
             forced = self._wanted & self._import.assumed & self._import.degraded
-            m.d.sync += self._forced.eq(self._forced | (doubtful & forced))
+            # The first round over its members makes the numbers of devices those of their roles.
+            adopts = self._wanted & (self._made | ~found.renumbered)
+            m.d.sync += [
+                self._forced.eq(self._forced | (doubtful & forced)),
+                self.brought_up.made_by_md.eq(~self._made & (found.place.last == 0)),
+            ]
             m.next = "PASS"
             with m.If(doubtful & ~forced):
                 m.d.sync += self._why.eq(Hindrance.DOUBTFUL)
                 self._tell(m, ManageStatus.DRIVE_UNAVAILABLE)
-            with m.Elif((owner == self.identity) | (self._wanted & self._made)):
+            with m.Elif((owner == self.identity) | adopts):
                 m.next = "CREATE"
             with m.Else():
                 m.d.sync += self._why.eq(Hindrance.ELSEWHERE)
@@ -637,6 +647,7 @@ class BringUp(wiring.Component):
         """The states CREATE and CREATED: the tables make the array."""
         response = self.changes.response
         with m.State("CREATE"):
+            m.d.comb += self.changes.request.payload.start.eq(self._found.data_offset)
             self._ask(m, ManageOpcode.CREATE_ARRAY, "CREATED")
 
         with m.State("CREATED"):

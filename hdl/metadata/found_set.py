@@ -2,7 +2,7 @@
 
 from amaranth.lib import data, enum
 
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
+from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BITS, MAX_DRIVES, Config
 from hdl.flow.geometry import WIDTH_BITS, Level
 from hdl.kit.table import TableRead
 from hdl.metadata.spans import Place
@@ -16,9 +16,10 @@ class Hindrance(enum.Enum, shape=4):
     """It can be."""
     UNSUPPORTED = 1
     """The card does not have what the superblocks ask for: the level, the layout, the strip, the
-    number of drives, data that does not begin at `hdl.config.DATA_OFFSET_BLOCKS`, a member that is
-    shorter than the array needs, bad blocks, a reshape, a replacement, a journal, a cluster, or a
-    partial parity log."""
+    number of drives, data that does not begin at a block, before `hdl.config.DATA_OFFSET_BLOCKS`,
+    or not at the same place on all members, a member that is shorter than the array needs, a RAID 0
+    of unequal members, a RAID 1 that ends within a block, bad blocks, a reshape, a replacement, a
+    journal, a cluster, or a partial parity log."""
     DIFFERENT = 2
     """The drives have one identity, and do not agree on what the array is."""
     INCOMPLETE = 3
@@ -29,7 +30,7 @@ class Hindrance(enum.Enum, shape=4):
     AWAITED = 5
     """The data is all there, but a drive is missing that nobody has given up. It may still come."""
     ELSEWHERE = 6
-    """The array is another card's."""
+    """The array is another card's, or Linux's."""
     LEFT_OUT = 7
     """The array is there, and has left the drive out."""
     NO_PLACE = 8
@@ -62,7 +63,10 @@ def found_set(config: Config) -> data.StructLayout:
         the table of `found_member_read`.
     dirty
         Rows may be inconsistent.
-    level, strip_shift, copies, rotation, rows
+    renumbered
+        A member is an event behind, so that the freshest says which role it has, by the number of
+        its device. Numbers of devices are not all the same as their roles.
+    level, strip_shift, copies, rotation, rows, data_offset
         What the array is (`hdl.flow.geometry.geometry`). Nothing if it is UNSUPPORTED.
     """
     return data.StructLayout(
@@ -78,11 +82,13 @@ def found_set(config: Config) -> data.StructLayout:
             "members": MAX_DRIVES,
             "rebuilding": MAX_DRIVES,
             "dirty": 1,
+            "renumbered": 1,
             "level": Level,
             "strip_shift": 4,
             "copies": WIDTH_BITS,
             "rotation": 4,
             "rows": BLOCK_NUMBER_BITS,
+            "data_offset": DATA_OFFSET_BITS,
         }
     )
 

@@ -64,10 +64,10 @@ class FoundShape(wiring.Component):
         return m
 
     def _find_strip(self, m: Module) -> Signal:
-        """The strip, and whether the card has such strips. A RAID 1 needs none."""
+        """The strip, and whether the card has such strips. A RAID 1 has whole blocks."""
         fits = Signal(name="strip_fits")
         with m.If(self.md_level == 1):
-            m.d.comb += fits.eq(1)
+            m.d.comb += fits.eq(~self.sectors[:SECTOR_BITS].any())
         with m.Else(), m.Switch(self.chunk):
             for shift in range(MAX_STRIP_SHIFT + 1):
                 with m.Case(SECTORS_PER_BLOCK << shift):

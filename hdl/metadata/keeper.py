@@ -15,7 +15,7 @@ from hdl.kit.pick import lowest_bit
 from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.metadata.bitmap import md_uses
-from hdl.metadata.records import listed, record, record_read, span_read
+from hdl.metadata.records import listed, model_read, record, record_read, span_read
 from hdl.metadata.spans import SPAN_BITS
 from hdl.metadata.superblock_facts import EVENT_BITS, MdShape, SuperblockFacts
 from hdl.metadata.superblock_writer import PAGES, Edit
@@ -97,6 +97,11 @@ class Keeper(wiring.Component):
     and keeps them: members of a span that got far more than the others would be alone if power went
     before they had them as well.
 
+    The superblock of a new member of an array that Linux has made is like that of another member
+    (``has_model``), as it says more that all have in common: the time at which it was made, a name.
+    A drive of which there is no such superblock cannot become a member, and is failed. The other
+    members of an array that is brought up keep what does not change.
+
     Each member has the list of the array's volumes as well. It is written to a drive that becomes a
     member, and to all members after each change of a volume. A list is newer than another one if
     its ``generation`` is greater. Each round has its own, greater than any that has been read.
@@ -157,6 +162,8 @@ class Keeper(wiring.Component):
         Table of the arrays.
     member_read
         Table of the members.
+    valid
+        One bit per port. A superblock is kept of its drive.
     edit, facts, done
         Those of a user of `hdl.metadata.superblocks.Superblocks`.
     wipe, wiped
@@ -174,6 +181,10 @@ class Keeper(wiring.Component):
         there. No array may be brought up from it.
     owned
         One bit per port. It is the keeper's: it has been written, or is to become zeros.
+    sound
+        One bit per port. Its superblock is what was written last.
+    has_model, model_read
+        One bit per array. A superblock of one of its members is kept. The port of that drive.
     listed
         The volumes of an array are there that its drives list.
     newest
@@ -222,6 +233,7 @@ class Keeper(wiring.Component):
                 "doubts": In(config.arrays),
                 "essential": In(MAX_DRIVES),
                 "settled": In(1),
+                "valid": In(config.ports),
                 "clean": In(1),
                 "idle": In(config.arrays),
                 "says_clean": Out(config.arrays),
@@ -239,6 +251,9 @@ class Keeper(wiring.Component):
                 "kept": Out(config.arrays),
                 "claimed": Out(config.ports),
                 "owned": Out(MAX_DRIVES),
+                "sound": Out(MAX_DRIVES),
+                "has_model": Out(config.arrays),
+                "model_read": In(model_read(config)),
                 "listed": In(Pulse(listed(config))),
                 "newest": In(EVENT_BITS),
                 "generation": Out(EVENT_BITS),
@@ -265,6 +280,7 @@ class Keeper(wiring.Component):
         # By span and array: how many more events its superblocks have than those of the first.
         self._more = Table(EVENT_BITS, 1 << (SPAN_BITS + config.array_bits))
         self._homes = Table(home(config), MAX_DRIVES)
+        self._models = Table(config.port_bits, config.arrays, reads=2)
         self._owners = Table(config.array_bits, config.volumes)  # the array of each volume
         self._shape = MdShape(config=config)
 
@@ -360,6 +376,7 @@ class Keeper(wiring.Component):
         m.submodules.records = self._records
         m.submodules.more = self._more
         m.submodules.homes = self._homes
+        m.submodules.models = self._models
         m.submodules.owners = self._owners
         m.submodules.shape = self._shape
         self._connect_tables(m)
@@ -412,11 +429,15 @@ class Keeper(wiring.Component):
         records, shape, facts = self._records, self._geometry, self.facts
         for outer, inner in zip(self.record_read, list(records.reads)[1:], strict=True):
             connect(m, flipped(outer), inner)
+        connect(m, flipped(self.model_read), self._models.reads[1])
         m.d.comb += [
             records.reads[0].address.eq(self._array),
             self.geometry_read.address.eq(self._array),
             self.member_read.address.eq(Cat(self._role[:ROLE_BITS], self._array)),
             self._homes.reads[0].address.eq(self._port),
+            self._models.reads[0].address.eq(self._array),
+            self.edit.payload.superblock.like.eq(self._record.made_by_md),
+            self.edit.payload.superblock.model.eq(self._models.reads[0].data),
             self._homes.write.address.eq(self._port),
             self._homes.write.data.role.eq(self._role),
             self._homes.write.data.array.eq(self._array),
@@ -432,6 +453,7 @@ class Keeper(wiring.Component):
             facts.layout.eq(self._shape.layout),
             facts.strip_shift.eq(shape.strip_shift),
             facts.rows.eq(shape.rows),
+            facts.data_offset.eq(shape.data_offset),
             facts.width.eq(shape.width),
             facts.events.eq(self._record.events + self._more.reads[0].data),
             self._more.reads[0].address.eq(Cat(facts.place.span, self._array)),
@@ -495,6 +517,7 @@ class Keeper(wiring.Component):
             ),
             self.claimed.eq(claims | self._erases | self._refuses),
             self.owned.eq(claims | self._erases),
+            self.sound.eq(claims & self._known & ~self._away),
         ]
         m.d.sync += [
             self._away.eq((self._away | drives.failed) & claims),
@@ -680,6 +703,7 @@ class Keeper(wiring.Component):
             m.d.comb += [
                 self._records.write.data.set_uuid.eq(self.brought_up.set_uuid),
                 self._records.write.data.events.eq(self.brought_up.events - 1),
+                self._records.write.data.made_by_md.eq(self.brought_up.made_by_md),
             ]
             with m.If(self.newest > self.generation):
                 m.d.sync += self.generation.eq(self.newest)
@@ -855,12 +879,31 @@ class Keeper(wiring.Component):
             with m.Elif(self._is_fresh):
                 m.next = "ASK_MEMBER"
 
+    @property
+    def _claims_role(self) -> Value:
+        """The superblock of the drive at hand was written for the array and the role at hand."""
+        found = self._homes.reads[0].data
+        at_home = (found.role == self._role) & (found.array == self._array)
+        return (self._claims & ~self._away).bit_select(self._port, 1) & at_home
+
+    @property
+    def _has_superblock(self) -> Value:
+        """What the drive at hand says is known, and of the array and the role at hand. One of an
+        array that is brought up has not been written yet."""
+        written = self._claims_role & self._known.bit_select(self._port, 1)
+        found = self._twice.bit_select(self._array, 1) & self.valid.bit_select(self._port, 1)
+        return written | found
+
     def _look_at_members(self, m: Module) -> None:
-        """The states ASK_MEMBER, NOTE_MEMBER and BEGIN: which roles are held."""
+        """The states ASK_MEMBER to BEGIN: which roles are held, and whose superblock those of new
+        members may be like."""
         role, drives = self._role, self.drives
         last = role == self._members - 1
+        array = self._array
         with m.State("ASK_MEMBER"):
             m.next = "NOTE_MEMBER"
+            with m.If(role == 0):
+                m.d.sync += self.has_model.bit_select(array, 1).eq(0)
 
         with m.State("NOTE_MEMBER"):
             port = self.member_read.data
@@ -872,8 +915,19 @@ class Keeper(wiring.Component):
                 self._alive.bit_select(place, 1).eq(~failed),
                 self._named_alive.bit_select(place, 1).eq(~failed | excused),
                 self._rebuilding.bit_select(place, 1).eq((~failed | excused) & partial),
-                role.eq(Mux(last, 0, role + 1)),
+                self._port.eq(port),
             ]
+            m.next = "ASK_MODEL"
+
+        with m.State("ASK_MODEL"):
+            m.next = "NOTE_MODEL"
+
+        with m.State("NOTE_MODEL"):
+            alive = self._alive.bit_select(role[:ROLE_BITS], 1)
+            with m.If(alive & self._has_superblock):
+                m.d.comb += self._models.store(address=array, data=self._port)
+                m.d.sync += self.has_model.bit_select(array, 1).eq(1)
+            m.d.sync += role.eq(Mux(last, 0, role + 1))
             m.next = "ASK_MEMBER"
             with m.If(last):
                 m.next = "BEGIN"
@@ -914,7 +968,7 @@ class Keeper(wiring.Component):
         place = role[:ROLE_BITS]
         alive = self._alive.bit_select(place, 1)
         failed = self.drives.failed.bit_select(port, 1)
-        edit, found = self.edit.payload.superblock, self._homes.reads[0].data
+        edit = self.edit.payload.superblock
         with m.State("ASK_PORT"):
             m.next = "NOTE_PORT"
 
@@ -928,13 +982,16 @@ class Keeper(wiring.Component):
             m.next = "CHOOSE"
 
         with m.State("CHOOSE"):
-            at_home = (found.role == role) & (found.array == self._array)
-            member = (self._claims & ~self._away).bit_select(port, 1) & at_home
-            has = member & self._known.bit_select(port, 1)
+            has, lacks_model = self._has_superblock, Signal()
+            m.d.comb += lacks_model.eq(
+                self._record.made_by_md & ~self.has_model.bit_select(self._array, 1)
+            )
             is_listed = self._listed.bit_select(self._array, 1)
             m.d.sync += [
                 # One of an array that is brought up has had a superblock.
-                self._was_member.eq(member | self._twice.bit_select(self._array, 1)),
+                self._was_member.eq(
+                    self._claims_role | self._twice.bit_select(self._array, 1)
+                ),
                 edit.edit.eq(Mux(has, Edit.CHANGE, Edit.MAKE)),
                 edit.role.eq(role - self._base),
                 edit.port.eq(port),
@@ -948,6 +1005,8 @@ class Keeper(wiring.Component):
             # Another drive may be there, or it may be another member.
             with m.Elif(failed | self._is_outdated):
                 self._break_off(m)
+            with m.Elif(~has & lacks_model):
+                m.next = "FAIL"
 
         # From now on the drive may say so, whatever the answer is.
         with m.State("CLAIM"):

@@ -251,6 +251,7 @@ class Metadata(wiring.Component):
         connect(m, flipped(self.placed_read), bring_up.placed_read)
         connect(m, flipped(self.drives), bring_up.drives)
         valid = Cat(finding == Finding.VALID for finding in superblocks.findings)
+        m.d.comb += keeper.valid.eq(valid & superblocks.known)
         for port, standing in enumerate(self.standings):
             with m.If(self.present[port] & superblocks.known[port]):
                 m.d.comb += standing.finding.eq(superblocks.findings[port])
@@ -305,6 +306,7 @@ class Metadata(wiring.Component):
         connect(m, self._bring_up.spare, spares.found)
         connect(m, flipped(self.drives), spares.drives)
         connect(m, spares.record_read, keeper.record_read[2])
+        connect(m, spares.model_read, keeper.model_read)
         for blocks, inner in zip(self.capacity, spares.capacity, strict=True):
             m.d.comb += inner.eq(blocks)
         m.d.comb += [
@@ -314,6 +316,8 @@ class Metadata(wiring.Component):
             spares.wiped.valid.eq(self.wipe.valid & self.wipe.ready),
             spares.wiped.payload.eq(self.wipe.payload),
             spares.kept.eq(keeper.kept),
+            spares.sound.eq(keeper.sound),
+            spares.has_model.eq(keeper.has_model),
             spares.owned.eq(keeper.owned),
             spares.holds.eq(self._bring_up.holds),
             spares.yields.eq(keeper.yields),

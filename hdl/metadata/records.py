@@ -10,13 +10,20 @@ from hdl.metadata.superblock_facts import EVENT_BITS, UUID_BITS
 
 def record() -> data.StructLayout:
     """What the superblocks of an array have in common and the tables do not know: its identity, and
-    how often it has changed. Those of spans but the first may have changed more or less often."""
-    return data.StructLayout({"set_uuid": UUID_BITS, "events": EVENT_BITS})
+    how often it has changed. Those of spans but the first may have changed more or less often.
+    ``made_by_md`` says that no card has made the array. Then superblocks say more that all have in
+    common."""
+    return data.StructLayout({"set_uuid": UUID_BITS, "events": EVENT_BITS, "made_by_md": 1})
 
 
 def record_read(config: Config) -> TableRead:
     """Reads the record of an array."""
     return TableRead(config.array_bits, record())
+
+
+def model_read(config: Config) -> TableRead:
+    """Reads the port of a member that superblocks of new ones of its array may be like."""
+    return TableRead(config.array_bits, config.port_bits)
 
 
 def span_read() -> TableRead:

@@ -13,7 +13,7 @@ from hdl.flow.table_read import geometry_read
 from hdl.kit.pick import lowest_bit
 from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
-from hdl.metadata.records import record, record_read
+from hdl.metadata.records import model_read, record, record_read
 from hdl.metadata.superblock_facts import UUID_BITS, MdShape, SuperblockFacts
 from hdl.metadata.superblock_writer import Edit
 from hdl.metadata.superblocks import member_edit
@@ -102,6 +102,8 @@ class SpareKeeper(wiring.Component):
         One bit per port. Its superblock is the business of `hdl.metadata.keeper.Keeper`.
     kept, record_read
         Which arrays have superblocks, and what these say.
+    sound, has_model, model_read
+        Members that spares of an array may be like, see `hdl.metadata.keeper.Keeper`.
     geometry_read
         Table of the arrays. Nobody else reads it while ``pauses``.
     holds
@@ -135,6 +137,9 @@ class SpareKeeper(wiring.Component):
                 "owned": In(MAX_DRIVES),
                 "kept": In(config.arrays),
                 "record_read": Out(record_read(config)),
+                "sound": In(MAX_DRIVES),
+                "has_model": In(config.arrays),
+                "model_read": Out(model_read(config)),
                 "geometry_read": Out(geometry_read(config)),
                 "holds": In(1),
                 "yields": In(1),
@@ -167,6 +172,7 @@ class SpareKeeper(wiring.Component):
         self._home = Signal(spare_home(config))
         self._geometry = Signal(geometry(config))
         self._record = Signal(record())
+        self._model = Signal(config.port_bits)
         self._away = Signal()
 
         # The host's change.
@@ -218,12 +224,15 @@ class SpareKeeper(wiring.Component):
             homes.write.data.eq(self._changed.array),
             self.geometry_read.address.eq(home.array),
             self.record_read.address.eq(home.array),
+            self.model_read.address.eq(home.array),
             self._shape.geometry.eq(shape),
             # All roles are those of members, so this one is none.
             facts.alive.eq(~0),
             facts.dirty.eq(1),
             edit.superblock.port.eq(port),
             edit.superblock.role.eq(facts.width + port),
+            edit.superblock.like.eq(self._home.dedicated & self._record.made_by_md),
+            edit.superblock.model.eq(self._model),
             edit.array.eq(home.array),
         ]
         with m.If(home.dedicated):
@@ -234,6 +243,7 @@ class SpareKeeper(wiring.Component):
                 facts.layout.eq(self._shape.layout),
                 facts.strip_shift.eq(shape.strip_shift),
                 facts.rows.eq(shape.rows),
+                facts.data_offset.eq(shape.data_offset),
                 facts.width.eq(shape.width),
             ]
         with m.Else():
@@ -241,6 +251,7 @@ class SpareKeeper(wiring.Component):
                 facts.set_uuid.eq(global_set(self.identity)),
                 facts.level.eq(GLOBAL_LEVEL),
                 facts.rows.eq(GLOBAL_ROWS),
+                facts.data_offset.eq(DATA_OFFSET_BLOCKS),
                 facts.width.eq(1),
             ]
 
@@ -400,6 +411,7 @@ class SpareKeeper(wiring.Component):
             m.d.sync += [
                 self._geometry.eq(self.geometry_read.data),
                 self._record.eq(self.record_read.data),
+                self._model.eq(self.model_read.data),
             ]
             m.next = "CHOOSE"
 
@@ -409,8 +421,11 @@ class SpareKeeper(wiring.Component):
         makes = self._makes.bit_select(port, 1)
         says, sure = self._says.bit_select(port, 1), self._sure.bit_select(port, 1)
         kept = self.kept.bit_select(self._home.array, 1)
-        short = Array(self.capacity)[port] < self._geometry.rows + DATA_OFFSET_BLOCKS
-        unfit = self._home.dedicated & (~kept | short)
+        shape, array = self._geometry, self._home.array
+        short = Array(self.capacity)[port] < shape.rows + shape.data_offset
+        has_model = self.has_model.bit_select(array, 1) & self.sound.bit_select(self._model, 1)
+        lacks_model = self._record.made_by_md & ~has_model
+        unfit = self._home.dedicated & (~kept | short | lacks_model)
         with m.State("CHOOSE"):
             m.d.sync += edit.superblock.edit.eq(Mux(makes & ~unfit, Edit.MAKE, Edit.ERASE))
             m.next = "SEND"

@@ -4,7 +4,7 @@ from amaranth.hdl import Module
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
+from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BITS, MAX_DRIVES, Config
 from hdl.flow.geometry import WIDTH_BITS, Level, Rotation, geometry
 from hdl.metadata.spans import Place
 
@@ -44,8 +44,8 @@ class SuperblockFacts(data.Struct):
         md's level (0, 1, 5, 6 or 10) and layout.
     strip_shift
         log2 of the blocks of a strip. A RAID 1 has no strips.
-    rows
-        Blocks of each member that are used.
+    rows, data_offset
+        Blocks of each member that are used, and the first of them.
     width
         How many roles there are. The device of a role has the same number.
     alive
@@ -66,6 +66,7 @@ class SuperblockFacts(data.Struct):
     layout: LAYOUT_BITS
     strip_shift: 4
     rows: BLOCK_NUMBER_BITS
+    data_offset: DATA_OFFSET_BITS
     width: WIDTH_BITS
     alive: MAX_DRIVES
     rebuilding: MAX_DRIVES

@@ -22,6 +22,11 @@ from hdl.metadata.superblock_facts import SuperblockFacts
 SET_NAME = b"striata"
 DATA_OFFSET = DATA_OFFSET_BLOCKS * SECTORS_PER_BLOCK
 WORD_BYTES = WORD_BITS // 8
+OWN_WORDS = (
+    *range(Word.DATA_SIZE, Word.SUPER_OFFSET),
+    *range(Word.DEVICE_NUMBER, Word.BAD_BLOCKS),
+)
+"""Words of the head that are not like those of other members, but for those that change."""
 
 
 def lasting_words(m: Module, number: Value, facts: SuperblockFacts, role: Value) -> Signal:
@@ -40,10 +45,8 @@ def lasting_words(m: Module, number: Value, facts: SuperblockFacts, role: Value)
         Word.LAYOUT: facts.layout,
         Word.CHUNK: Mux(has_strips, SECTORS_PER_BLOCK << facts.strip_shift, 0),
         Word.RAID_DISKS: facts.width,
-        Word.DATA_OFFSET: DATA_OFFSET,
+        Word.DATA_OFFSET: Cat(Const(0, SECTOR_BITS), facts.data_offset),
         Word.SUPER_OFFSET: SECTOR,
-        Word.DEVICE_NUMBER: role,
-        Word.MAX_DEVICES: MOST_DEVICES,
     }
     for place in range(4):
         uuid = facts.set_uuid.word_select(place, WORD_BITS)
@@ -74,7 +77,8 @@ def changing_words(
 ) -> tuple[Signal, Signal]:
     """Word ``number`` of the superblock of a member, and whether it is one of those that change.
 
-    Combinational. The checksum is not among them.
+    Combinational. The checksum is not among them. Linux may have given the device another number
+    than its role, and may have made room for fewer devices.
     """
     word = Signal(WORD_BITS, name="changing")
     changes = Signal()
@@ -91,6 +95,8 @@ def changing_words(
         # The card has no clock. So it is known that md has not written it since.
         Word.UTIME: Const(0, 1),
         Word.UTIME + 1: Const(0, 1),
+        Word.DEVICE_NUMBER: role,
+        Word.MAX_DEVICES: Const(MOST_DEVICES),
     }
     for place in range(2):
         part = slice(WORD_BITS * place, WORD_BITS * (place + 1))

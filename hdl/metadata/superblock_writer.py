@@ -1,6 +1,6 @@
 """Writes the superblock of a member."""
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -20,7 +20,7 @@ from hdl.metadata.superblock import (
     kept_write,
 )
 from hdl.metadata.superblock_facts import SuperblockFacts
-from hdl.metadata.superblock_words import changing_words, lasting_words
+from hdl.metadata.superblock_words import OWN_WORDS, changing_words, lasting_words
 from hdl.metadata.words import NUMBER_BITS, PageWord
 
 PAGES = 1 + volume_list.COPIES
@@ -39,10 +39,20 @@ class Edit(enum.Enum, shape=2):
 
 
 def superblock_edit(config: Config) -> data.StructLayout:
-    """A superblock to be written: of the drive at ``port``, which has or gets ``role``. ERASE may
-    be of another ``page`` instead: 1 and 2 are the lists of volumes."""
+    """A superblock to be written: of the drive at ``port``, which has or gets ``role``.
+
+    ERASE may be of another ``page`` instead: 1 and 2 are the lists of volumes. MAKE may be ``like``
+    the superblock that is kept of another member, at port ``model``.
+    """
     return data.StructLayout(
-        {"edit": Edit, "port": config.port_bits, "role": WIDTH_BITS, "page": range(PAGES)}
+        {
+            "edit": Edit,
+            "port": config.port_bits,
+            "role": WIDTH_BITS,
+            "page": range(PAGES),
+            "like": 1,
+            "model": config.port_bits,
+        }
     )
 
 
@@ -108,7 +118,9 @@ class SuperblockWriter(wiring.Component):
         settled = Signal(range(write_delay(LINE_WRITERS) + 1))
         m.d.comb += [
             last.eq(number == DWORDS_PER_BLOCK - 1),
-            self.kept_read.address.eq(kept_address(edit.port, number)),
+            self.kept_read.address.eq(
+                kept_address(Mux(self._is_like, edit.model, edit.port), number)
+            ),
             self.kept_write.address.eq(kept_address(edit.port, number)),
             self.kept_write.data.eq(word),
             self.words.payload.number.eq(number),
@@ -187,6 +199,11 @@ class SuperblockWriter(wiring.Component):
         m.d.comb += self.busy.eq(~waits)
         return m
 
+    @property
+    def _is_like(self) -> Value:
+        """What is made is like what is kept of another drive."""
+        return (self._edit.edit == Edit.MAKE) & self._edit.like
+
     def _make_word(self, m: Module, new: Signal) -> None:
         """The word at hand, but for the checksum: what is kept, or made, and what changes."""
         edit, number, facts = self._edit, self._number, self.facts
@@ -195,6 +212,8 @@ class SuperblockWriter(wiring.Component):
         with m.If((number < KEPT_WORDS) & (edit.edit != Edit.ERASE)):
             with m.If(changes):
                 m.d.comb += new.eq(changing)
+            with m.Elif(self._is_like & ~Cat(number == own for own in OWN_WORDS).any()):
+                m.d.comb += new.eq(Mux(number == Word.CHECKSUM, 0, self.kept_read.data))
             with m.Elif(edit.edit == Edit.MAKE):
                 m.d.comb += new.eq(lasting)
             with m.Elif(number != Word.CHECKSUM):

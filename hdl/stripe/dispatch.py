@@ -4,11 +4,11 @@ from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.flow.array_state import ArrayStatus, impaired, redundant
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.extent import expected, extent
-from hdl.flow.geometry import WIDTH_BITS, geometry
+from hdl.flow.geometry import WIDTH_BITS, data_offset, geometry
 from hdl.flow.host_command import HostOpcode, Status, completion
 from hdl.flow.operation import Opcode, Owner, load_bits, operation
 from hdl.flow.recovery import ROUNDS, tried_bits
@@ -423,7 +423,7 @@ class Dispatch(wiring.Component):
                 Assert(found.width != 0, "an extent of an array of width 0"),
                 shape.eq(found),
                 self._turn.eq((item.row >> found.strip_shift) + item.index),
-                self._first_row.eq(DATA_OFFSET_BLOCKS + item.row),
+                self._first_row.eq(data_offset(self._config, found) + item.row),
             ]
             m.next = "PREFER"
             with m.If(item.opcode == HostOpcode.FLUSH):

@@ -213,7 +213,8 @@ async def import_array(
     """Brings up the array that the drive at a port belongs to, whoever has had it. Returns its
     number.
 
-    From then on this card has it, and no other brings it up by itself. With ``degraded`` drives may
+    From then on this card has it, and no other brings it up by itself. An array that Linux has made
+    has no volume yet. With ``degraded`` drives may
     be missing that nobody has given up. What they hold may be newer. With ``assumed``
     as well the array may have lost a drive together with its power. Blocks of the missing drive
     that were being written, or lie beside such blocks, may be wrong then.
@@ -222,6 +223,8 @@ async def import_array(
     command = Command(IMPORT, dwords=(flags, number("port", port, 8)))
     hints = {
         INVALID_OPCODE: "only a card with `metadata` imports arrays",
+        INVALID_FIELD: "the card has no such arrays (docs/metadata.md, Which drives make an "
+        "array), or Linux did not leave its superblocks alike: assemble and stop it there once",
         DRIVE_UNAVAILABLE: "plug the drives that are missing, or import with degraded=True, and "
         "with assumed=True too if power went while it was being written",
         NO_ENTRY: "the drive belongs to no array, or the card has as many as it can",

@@ -4,7 +4,8 @@ from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS
+from hdl.array.tables.level_rules import MAX_STRIP_SHIFT
+from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BITS
 from hdl.flow.geometry import WIDTH_BITS
 
 PRODUCT_BITS = BLOCK_NUMBER_BITS + WIDTH_BITS
@@ -13,8 +14,8 @@ PRODUCT_BITS = BLOCK_NUMBER_BITS + WIDTH_BITS
 class Capacity(wiring.Component):
     """Works out the blocks of an array: stripes * ``strips`` / ``copies``, in whole strips.
 
-    Stripes are the whole strips of the smallest member after `DATA_OFFSET_BLOCKS`. The product is
-    made by shift and add, then the quotient one bit a cycle.
+    Stripes are the whole strips of the smallest member after ``data_offset``. The product is made
+    by shift and add, then the quotient one bit a cycle.
 
     Ports
     -----
@@ -22,6 +23,8 @@ class Capacity(wiring.Component):
         A pulse. Begin. The inputs stay stable until ``done``.
     member_blocks
         Blocks of the smallest member.
+    data_offset
+        The block of a member at which its rows begin.
     strip_shift
         log2 of the blocks of a strip.
     strips
@@ -41,6 +44,7 @@ class Capacity(wiring.Component):
 
     start: In(1)
     member_blocks: In(BLOCK_NUMBER_BITS)
+    data_offset: In(DATA_OFFSET_BITS)
     strip_shift: In(4)
     strips: In(WIDTH_BITS)
     copies: In(WIDTH_BITS)
@@ -60,7 +64,7 @@ class Capacity(wiring.Component):
         step = Signal(range(PRODUCT_BITS))
         trial = Signal(WIDTH_BITS + 1)
         fits = Signal()
-        scaled = Signal(PRODUCT_BITS + DATA_OFFSET_BLOCKS.bit_length())
+        scaled = Signal(PRODUCT_BITS + MAX_STRIP_SHIFT)
         m.d.comb += [
             trial.eq(Cat(work[-1], remainder)),
             fits.eq(trial >= self.copies),
@@ -74,8 +78,8 @@ class Capacity(wiring.Component):
                 with m.If(self.start):
                     m.d.sync += stripes.eq(
                         Mux(
-                            self.member_blocks > DATA_OFFSET_BLOCKS,
-                            self.member_blocks - DATA_OFFSET_BLOCKS,
+                            self.member_blocks > self.data_offset,
+                            self.member_blocks - self.data_offset,
                             0,
                         )
                         >> self.strip_shift

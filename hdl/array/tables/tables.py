@@ -10,10 +10,16 @@ from hdl.array.tables.identities import Identities, NoIdentities
 from hdl.array.tables.level_rules import LevelRules
 from hdl.array.tables.migrations import MIGRATION_READERS, Migrations, NoMigrations
 from hdl.array.tables.missing import Missing
-from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
+from hdl.config import (
+    BLOCK_NUMBER_BITS,
+    DATA_OFFSET_BITS,
+    DATA_OFFSET_BLOCKS,
+    MAX_DRIVES,
+    Config,
+)
 from hdl.flow.drive_port import IDENTITY_BITS
 from hdl.flow.drive_states import DriveDecisions, DriveStates
-from hdl.flow.geometry import WIDTH_BITS, geometry
+from hdl.flow.geometry import WIDTH_BITS, data_offset, geometry
 from hdl.flow.manage import (
     MIGRATION_END_SHIFT,
     Changes,
@@ -359,10 +365,17 @@ class ArrayTables(wiring.Component):
             rules.rotation.eq(request.rotation),
             rules.drives.eq(self._position),
             capacity.member_blocks.eq(self._smallest),
+            capacity.data_offset.eq(self._data_offset),
             capacity.strip_shift.eq(request.strip_shift),
             capacity.strips.eq(rules.strips),
             capacity.copies.eq(rules.shape_copies),
         ]
+
+    @property
+    def _data_offset(self) -> Value:
+        """Where the rows of a new array begin."""
+        placed, start = self._request.placed, self._request.start
+        return Mux(placed, start[:DATA_OFFSET_BITS], DATA_OFFSET_BLOCKS)
 
     def _connect_tables(self, m: Module) -> None:
         """Which entries the change reads and writes, and which arrays and volumes there are."""
@@ -584,6 +597,7 @@ class ArrayTables(wiring.Component):
                 shape.rotation.eq(request.rotation),
                 shape.rows.eq(capacity.rows),
                 shape.blocks.eq(capacity.blocks),
+                shape.data_offset.eq(self._data_offset),
                 shape.assumed.eq(request.assumed),
             ]
             with m.If(capacity.done):
@@ -926,7 +940,7 @@ class ArrayTables(wiring.Component):
                 self._answer(m, ManageStatus.DRIVE_UNAVAILABLE)
             with m.Elif(member_failed == self._migrates):
                 self._answer(m, ManageStatus.IN_USE)
-            with m.Elif(self._blocks < shape.rows + DATA_OFFSET_BLOCKS):
+            with m.Elif(self._blocks < shape.rows + data_offset(self._config, shape)):
                 self._answer(m, ManageStatus.NO_SPACE)
 
         with m.State("CALM_MEMBER"):

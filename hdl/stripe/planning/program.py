@@ -2,7 +2,7 @@
 
 from amaranth.lib import data
 
-from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, Config, bits_for_count
+from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BITS, ERA_BITS, Config, bits_for_count
 from hdl.flow.geometry import RotationBits
 from hdl.flow.row import RowKind, row_walk
 from hdl.kit.optional import optional
@@ -101,6 +101,7 @@ def program(config: Config) -> data.StructLayout:
             "rotation": RotationBits,
             "strip_shift": 4,
             "row": BLOCK_NUMBER_BITS,
+            **optional(config.metadata, {"data_offset": DATA_OFFSET_BITS}),
             "joined": config.ports,
             "read": config.ports,
             "erased": config.ports,

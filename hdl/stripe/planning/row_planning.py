@@ -588,6 +588,7 @@ class RowPlanning(wiring.Component):
             todo.shift.eq(row.shift),
             todo.rotation.eq(geometry.rotation),
             todo.strip_shift.eq(geometry.strip_shift),
+            todo.data_offset.eq(geometry.data_offset),
             todo.bad.eq(Mux(goes_on, self.unread_read.data.bad, passed)),
             todo.possible.eq(1),
             self._retried.eq(goes_on),

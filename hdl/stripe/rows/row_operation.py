@@ -4,8 +4,9 @@ from amaranth.hdl import Array, Module, Mux
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import DATA_OFFSET_BLOCKS, Config
+from hdl.config import Config
 from hdl.flow.array_state import eras
+from hdl.flow.geometry import data_offset
 from hdl.flow.operation import Opcode, Owner, operation
 from hdl.flow.recovery import tried_bits
 from hdl.flow.row import RowKind
@@ -110,7 +111,7 @@ class RowOperation(wiring.Component):
             ),
             sent.more.eq(follows & program.more & ~self.resending),
             sent.alone.eq(self.resending),
-            sent.block.eq(program.row + DATA_OFFSET_BLOCKS + wrap),
+            sent.block.eq(program.row + data_offset(config, program) + wrap),
             sent.owner.eq(Owner.ROW),
             sent.index.eq(self.slot),
             sent.place.eq(self.number),
