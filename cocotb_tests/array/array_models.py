@@ -2,7 +2,7 @@
 
 from cocotb_tests.fields import ANY
 from cocotb_tests.streams import TableServer, pack
-from hdl.config import ERA_BITS, Config
+from hdl.config import DATA_OFFSET_BLOCKS, ERA_BITS, Config
 from hdl.flow.geometry import Level, geometry
 from hdl.flow.operation import Opcode, Owner
 from hdl.flow.recovery import ROUNDS
@@ -72,6 +72,7 @@ def pack_geometry(config, layout: Layout, rows: int) -> int:
         **rotation_fields(layout),
         rows=rows,
         blocks=layout.blocks(rows),
+        **({"data_offset": DATA_OFFSET_BLOCKS} if config.metadata else {}),
     )
 
 

@@ -166,6 +166,7 @@ class Bench:
                     "rows": wanted.rows,
                     "blocks": wanted.blocks,
                     **({} if config.background else {"assumed": wanted.assumed}),
+                    **({"data_offset": wanted.data_offset} if config.metadata else {}),
                 }
             for position, port in enumerate(wanted.members if wanted else []):
                 address = number << 5 | position

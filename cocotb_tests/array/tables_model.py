@@ -19,6 +19,7 @@ class ModelArray:
     members: list[int]
     rows: int
     assumed: int
+    data_offset: int
 
     @property
     def blocks(self) -> int:
@@ -132,7 +133,9 @@ class Model:
             return ManageStatus.DRIVE_UNAVAILABLE, None
         there = [port for port in members if not missing >> port & 1]
         most = [request["blocks"]] if placed else []
-        rows = layout.rows([*most, *(self.capacity[port] for port in there)])
+        offset = request["start"] if placed else DATA_OFFSET_BLOCKS
+        sizes = [*most, *(self.capacity[port] for port in there)]
+        rows = layout.rows([size - offset + DATA_OFFSET_BLOCKS for size in sizes])
         if rows == 0:
             return ManageStatus.NO_SPACE, None
         if layout.blocks(rows) >= 1 << BLOCK_NUMBER_BITS:
@@ -140,7 +143,8 @@ class Model:
         number = next((n for n in range(self.config.arrays) if n not in self.arrays), None)
         if number is None:
             return ManageStatus.NO_ENTRY, None
-        self.arrays[number] = ModelArray(layout, members, rows, request.get("assumed", 0))
+        assumed = request.get("assumed", 0)
+        self.arrays[number] = ModelArray(layout, members, rows, assumed, offset)
         for port in members:
             self.known[port] = 0 if missing >> port & 1 else self.identity[port]
         self._join(sum(1 << port for port in members))
@@ -205,7 +209,7 @@ class Model:
             return ManageStatus.DRIVE_UNAVAILABLE, None
         if self.failed >> old & 1 != failed:
             return ManageStatus.IN_USE, None
-        if self.capacity[port] < array.rows + DATA_OFFSET_BLOCKS:
+        if self.capacity[port] < array.rows + array.data_offset:
             return ManageStatus.NO_SPACE, None
         if self.config.metadata:
             self.wipes.append(port)

@@ -32,6 +32,7 @@ CASES = (
     "away",
     "no such port",
     "few blocks",
+    "data begins late",
     "turned round",
     "small stranger",
 )
@@ -104,6 +105,7 @@ class BringUps(Bench):
             "drives": sum(1 << port for port in ports),
             "degraded": int(generator.random() < 0.8),
             "blocks": blocks,
+            "start": generator.choice((DATA_OFFSET_BLOCKS, 300, 1 << 16, (1 << 24) - 1)),
             "placed": 1,
         }
         status = await self.change(ManageOpcode.CREATE_ARRAY, **request)
@@ -114,6 +116,7 @@ class BringUps(Bench):
             self.made["away"] += bool(set(lost) & set(away))
             self.made["no such port"] += bool(set(lost) & set(nowhere))
             self.made["few blocks"] += blocks < least
+            self.made["data begins late"] += request["start"] > DATA_OFFSET_BLOCKS
             self.made["turned round"] += ports != sorted(ports)
             self.made["small stranger"] += small < min(blocks, least)
         if status == ManageStatus.DRIVE_UNAVAILABLE:
