@@ -52,6 +52,11 @@ ALL_LEVELS = [
 ]
 
 
+OF_POWER = [
+    pytest.param(name, marks=() if name == "RAID5" else pytest.mark.slow) for name in LAYOUTS
+]
+
+
 @pytest.fixture(autouse=True)
 def _larger_drives(monkeypatch) -> None:
     print(f"SEED={SEED}")
@@ -187,7 +192,7 @@ def test_an_array_of_linux(name):
         card.run(is_there(card))
 
 
-@pytest.mark.parametrize("name", ALL_LEVELS)
+@pytest.mark.parametrize("name", OF_POWER)
 def test_power_goes_as_an_array_of_linux_is_imported(name):
     """Whenever that is: the drives make one array, this card's or nobody's yet, with all data."""
     lives = Lives(SEED)

@@ -69,6 +69,8 @@ CUTS, MEMBER_NS = 4, 20_000
 """Cuts as arrays are brought up, and how long the superblock of a member takes at least."""
 
 UNPROTECTED = (Level.JBOD, Level.RAID0)
+SELDOM = (Level.RAID0, Level.RAID6)
+"""Levels of the long suite only, where others stand for them."""
 
 
 @pytest.mark.slow
@@ -78,7 +80,13 @@ def test_arrays_come_back_without_a_bitmap(monkeypatch):
     test_arrays_come_back(Level.RAID5)
 
 
-@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(level, marks=[pytest.mark.slow] if level in SELDOM else [], id=level.name)
+        for level in LEVELS
+    ],
+)
 def test_arrays_come_back(level):
     """After a shutdown an array is clean. After a power cut its rows are made consistent, if it has
     just been written."""
@@ -507,9 +515,16 @@ def test_power_goes_twice(level):
 
 
 @pytest.mark.parametrize(
-    "late_ns", [0, pytest.param(60_000, marks=pytest.mark.slow), 125_000]
+    ("creates", "late_ns"),
+    [
+        pytest.param(True, 0, id="create-0", marks=pytest.mark.slow),
+        pytest.param(True, 60_000, id="create-60000", marks=pytest.mark.slow),
+        pytest.param(True, 125_000, id="create-125000"),
+        pytest.param(False, 0, id="delete-0"),
+        pytest.param(False, 60_000, id="delete-60000", marks=pytest.mark.slow),
+        pytest.param(False, 125_000, id="delete-125000", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("creates", [True, False], ids=["create", "delete"])
 def test_volumes_of_an_array_that_comes_late(creates, late_ns):
     """The host changes the volumes of an array as soon as it appears, while its superblocks and
     lists are still being written. What it was told is there the next time."""

@@ -97,7 +97,9 @@ def test_rows_are_read_once(level, drives, pulled, options):
         pytest.param(Level.RAID5, 7, 1, {}, id="RAID5"),
         pytest.param(Level.RAID6, 8, 2, {}, id="RAID6", marks=pytest.mark.slow),
         pytest.param(Level.RAID6, 8, 2, {"spans": 2}, id="RAID60", marks=pytest.mark.slow),
-        pytest.param(Level.RAID5, 8, 1, {"sector_bytes": 512}, id="RAID5-512"),
+        pytest.param(
+            Level.RAID5, 8, 1, {"sector_bytes": 512}, id="RAID5-512", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_streams_beside_writes(level, drives, pulled, options):
