@@ -32,6 +32,9 @@ DATA_OFFSET = 300
 DRIVE = replace(powercut_lives.DRIVE, capacity=DATA_OFFSET + ROWS)
 SECTORS = DRIVE.capacity * SECTORS_PER_BLOCK
 STRIP = 2
+FREE = powercut_lives.CONFIG.ports - 1
+"""A port whose drive Linux has not used."""
+
 DEVICES = 64
 INVALID_FIELD = 0x2
 CUTS, IMPORT_NS = 12, 900_000
@@ -68,7 +71,7 @@ def made_by_linux(lives: Lives, name: str) -> Known:
     are no roles, as after members have been replaced."""
     layout, level, code = LAYOUTS[name]
     chosen = lives.random
-    ports = chosen.sample(range(powercut_lives.CONFIG.ports - 1), layout.drives)
+    ports = chosen.sample(range(FREE), layout.drives)
     array = Known(level=Level[name], ports=ports, created=True)
     array.blocks = layout.blocks(ROWS)
     array.stored = {block: block + 1 for block in range(array.blocks)}
@@ -142,9 +145,10 @@ async def imported(card: SimulatedCard, lives: Lives, array: Known) -> None:
 def test_an_array_of_linux(name):
     """It stays where it is until the host imports it. Then it is the card's own: it is written, a
     member is replaced and rebuilt, and it is there when power is back. Its superblocks stay those
-    of one array, also that of the new member."""
+    of one array, also that of the new member, and of a hot spare before that."""
     lives = Lives(SEED)
     array = made_by_linux(lives, name)
+    has_spare = array.level in (Level.RAID5, Level.RAID6)
     before = [lives.page(port) for port in array.ports]
     theirs = common(superblock(lives, array.ports[0]))
 
@@ -158,6 +162,8 @@ def test_an_array_of_linux(name):
         await imported(card, lives, array)
         for block in lives.random.sample(range(array.blocks), 4):
             await write(card, lives, array, block)
+        if has_spare:
+            await background.add_spare(card.nvme, FREE, array.number)
 
     async def exchanges(card: SimulatedCard) -> None:
         await card.nvme.start()
@@ -166,9 +172,11 @@ def test_an_array_of_linux(name):
             card.harness.remove(array.ports[1])
             array.lost = array.missed = {1}
             await write(card, lives, array, 0)
-            free = powercut_lives.CONFIG.ports - 1
-            await background.replace_member(card.nvme, array.number, 1, free)
-            array.ports[1] = free
+            if not has_spare:
+                await background.replace_member(card.nvme, array.number, 1, FREE)
+            while (await raid.arrays(card.nvme))[0].members[1].port != FREE:
+                await card.transport.sleep(POLL_NS)
+            array.ports[1] = FREE
             assert (await job_ends(card, array)).state == JobState.DONE
             array.lost = array.missed = set()
             await lives.check(card, array)
@@ -188,6 +196,9 @@ def test_an_array_of_linux(name):
         assert {common(page) for page in pages} == {theirs}
         assert len({page.device_uuid for page in pages}) == len(pages)
         assert {page.role for page in pages} == {*range(len(pages))}
+        if has_spare and life is imports:
+            spare = superblock(lives, FREE)
+            assert common(spare) == theirs and spare.role == SPARE and not spare.events
     with lives.power() as card:
         card.run(is_there(card))
 

@@ -842,6 +842,8 @@ def test_linux_reads_spans(tmp_path: Path):
     for block, number in array.stored.items():
         data = after.data[BLOCK_BYTES * block : BLOCK_BYTES * (block + 1)]
         assert data == contents(block, number), block
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_more_lives(seed):
