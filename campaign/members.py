@@ -221,8 +221,8 @@ class Members:
             # Refused if the card has begun another one.
             await background.start_job(nvme, array.number, stopped.kind, resume=True)
         resumed = await array.job()
-        # A drive that begins anew meanwhile, or has been reset and has forgotten, is rebuilt with the
-        # other, from the first row on.
+        # A drive that begins anew meanwhile, or forgets as it is reset, is rebuilt with the other,
+        # from the first row on.
         if resumed.kind == stopped.kind and not array.restarted | array.forgot:
             assert resumed.row >= stopped.row, f"{array}: {stopped}, then {resumed}"
             self._card.outcome.seen["rebuilds resumed"] += stopped.row > 0

@@ -209,6 +209,7 @@ def made_by_linux(array: Array, role: int, generator: random.Random) -> Superblo
         device_number=numbers[role],
         device_uuid=generator.randbytes(16),
         corrected_reads=generator.getrandbits(8),
+        device_flags=generator.choice((0, 1, 2)),
         bad_blocks_size=8,
         bad_blocks_offset=16,
         utime=generator.getrandbits(40),
@@ -236,6 +237,7 @@ async def follows_linux(dut):
             theirs,
             device_number=new_role,
             corrected_reads=0,
+            device_flags=0,
             data_size=array.rows * SECTORS_PER_BLOCK,
             utime=0,
         )

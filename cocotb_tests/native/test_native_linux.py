@@ -12,6 +12,7 @@ from cocotb_tests.metadata.mdadm import write_drive
 from cocotb_tests.native.native_lives import job_ends, write
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, SECTORS_PER_BLOCK
+from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.metadata.found_set import Hindrance
 from hdl.metadata.superblock import BLOCK
@@ -39,6 +40,9 @@ DEVICES = 64
 INVALID_FIELD = 0x2
 CUTS, IMPORT_NS = 12, 900_000
 """Cuts as an array is imported, and how long that takes at most."""
+
+IDLE_NS = 3000 * powercut_lives.CONFIG.marks_idle_us
+"""Nobody has written an array for so long: it is clean on its drives."""
 
 LAYOUTS = {
     "RAID0": (Layout("RAID0", 3, STRIP), 0, 1),
@@ -76,7 +80,9 @@ def made_by_linux(lives: Lives, name: str) -> Known:
     array.blocks = layout.blocks(ROWS)
     array.stored = {block: block + 1 for block in range(array.blocks)}
     areas = members(layout, ROWS, [contents(block, n) for block, n in array.stored.items()])
-    numbers = chosen.sample(range(layout.drives + 2), layout.drives)
+    numbers = [*range(layout.drives)]
+    while numbers == [*range(layout.drives)]:
+        numbers = chosen.sample(range(layout.drives + 2), layout.drives)
     roles = [SPARE] * DEVICES
     for role, number in enumerate(numbers):
         roles[number] = role
@@ -245,7 +251,7 @@ def test_power_goes_as_an_array_of_linux_is_imported(name):
 
 def test_one_that_linux_did_not_leave_in_order():
     """A member is an event behind: the numbers of devices in the superblock of another one say
-    which role it has, and these change. So Linux has to have it once more before."""
+    which role it has, and these change. So Linux has to make them alike before."""
     lives = Lives(SEED)
     array = made_by_linux(lives, "RAID1")
     late = array.ports[1]
@@ -255,6 +261,7 @@ def test_one_that_linux_did_not_leave_in_order():
 
     async def refused(card: SimulatedCard) -> None:
         await card.nvme.start()
+        assert await hindrances(card, array.ports) == {Hindrance.RENUMBERED}
         with pytest.raises(NvmeError) as caught:
             await raid.import_array(card.nvme, late)
         assert caught.value.status == INVALID_FIELD
@@ -295,6 +302,41 @@ def test_a_member_that_has_failed_in_linux():
         card.run(imports(card))
     pages = [superblock(lives, port) for port in array.ports]
     assert len({common(page) for page in pages}) == 1
+
+
+def test_the_last_drive_refuses_its_superblock():
+    """It stays, also the next time, and its superblock is written once it takes it."""
+    lives = Lives(SEED)
+    array = made_by_linux(lives, "RAID1")
+    left = array.ports[0]
+    theirs = common(superblock(lives, left))
+
+    async def life(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await imported(card, lives, array)
+        card.harness.remove(array.ports[1])
+        array.lost = array.missed = {1}
+        await write(card, lives, array, 0)
+        card.harness.refuse_writes(left, BLOCK)
+        for block in range(1, 4):
+            await card.transport.sleep(IDLE_NS)
+            await write(card, lives, array, block)
+        card.harness.accept_writes(left, BLOCK)
+        await card.transport.sleep(IDLE_NS)
+        await write(card, lives, array, 4)
+        (one,) = await raid.arrays(card.nvme)
+        assert one.state == ArrayState.DEGRADED and not one.members[0].failed, one
+        await lives.check(card, array)
+
+    async def is_there(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+
+    with lives.power() as card:
+        card.run(life(card))
+    assert common(superblock(lives, left)) == theirs
+    with lives.power() as card:
+        card.run(is_there(card))
 
 
 MD_ARRAYS = {

@@ -482,6 +482,9 @@ class Assembler(wiring.Component):
                 m.d.sync += self._claimed.eq(self._claimed | self._bit(own))
             with m.If(~self._is_role(role) | taken):
                 m.d.sync += found.left_out.bit_select(port, 1).eq(1)
+                # It would have a role by its number, if numbers were roles.
+                with m.If(self._numbered & (self._number < self._disks) & (own != self._number)):
+                    m.d.sync += [self._one_late.eq(1), self._odd.eq(1)]
             with m.Else():
                 m.d.comb += places.store(address=role, data=port)
                 is_first = ~(found.members | found.rebuilding).any()
@@ -541,7 +544,6 @@ class Assembler(wiring.Component):
             shape = self._shape
             m.d.sync += [
                 found.hindrance.eq(self._hindrance(m)),
-                found.renumbered.eq(self._one_late & self._odd),
                 found.level.eq(shape.level),
                 found.strip_shift.eq(shape.strip_shift),
                 found.copies.eq(shape.copies),
@@ -550,6 +552,11 @@ class Assembler(wiring.Component):
                 found.data_offset.eq(self._offset[SECTOR_BITS:]),
             ]
             m.next = "OFFER"
+
+    @property
+    def _is_renumbered(self) -> Value:
+        """A drive may be taken for another while devices get the numbers of their roles."""
+        return self._one_late & self._odd
 
     def _hindrance(self, m: Module) -> "enum.EnumView[Hindrance]":
         """Why the set is not brought up."""
@@ -593,6 +600,8 @@ class Assembler(wiring.Component):
             m.d.comb += hindrance.eq(Hindrance.UNSUPPORTED)
         with m.Elif(~enough.all()):
             m.d.comb += hindrance.eq(Hindrance.INCOMPLETE)
+        with m.Elif(self._is_renumbered):
+            m.d.comb += hindrance.eq(Hindrance.RENUMBERED)
         with m.Elif(~certain.all()):
             m.d.comb += hindrance.eq(Hindrance.DOUBTFUL)
         with m.Elif(counts[1] + counts[2] < counts[3]):

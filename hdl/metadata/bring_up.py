@@ -65,8 +65,8 @@ class BringUp(wiring.Component):
     drives. If these come back they are old, unless they have been used without the others.
 
     The first superblocks that are written of an array give its devices the numbers of their roles.
-    A drive that is an event behind has the role that the freshest superblock gives to its number.
-    So if there is one, and numbers differ from roles, the host cannot import the set of Linux.
+    Linux has to make all drives alike before, if one could be taken for another by its number then
+    (RENUMBERED).
 
     Rows of an array that is dirty may be inconsistent. It begins with a RESYNC. That follows the
     marks of its bitmaps, if these say what was being written: if all of its good members have one,
@@ -450,7 +450,9 @@ class BringUp(wiring.Component):
                     m.d.sync += self._why.eq(hindrance)
                     self._tell(m, ManageStatus.DRIVE_UNAVAILABLE)
                     with m.Switch(hindrance):
-                        with m.Case(Hindrance.UNSUPPORTED, Hindrance.DIFFERENT):
+                        with m.Case(
+                            Hindrance.UNSUPPORTED, Hindrance.DIFFERENT, Hindrance.RENUMBERED
+                        ):
                             self._tell(m, ManageStatus.INVALID_FIELD)
             with m.Else():
                 m.d.sync += self._forced.eq(self._forced | (self._wanted & forced))
@@ -620,8 +622,6 @@ class BringUp(wiring.Component):
             owner = Mux(self.lists.seen, self.lists.owner, self.brought_up.set_uuid[:IDENTITY_BITS])
             doubtful = (found.place.last != 0) & self._dirty & self._lacks
             forced = self._wanted & self._import.assumed & self._import.degraded
-            # The first round over its members makes the numbers of devices those of their roles.
-            adopts = self._wanted & (self._made | ~found.renumbered)
             m.d.sync += [
                 self._forced.eq(self._forced | (doubtful & forced)),
                 self.brought_up.made_by_md.eq(~self._made & (found.place.last == 0)),
@@ -630,7 +630,7 @@ class BringUp(wiring.Component):
             with m.If(doubtful & ~forced):
                 m.d.sync += self._why.eq(Hindrance.DOUBTFUL)
                 self._tell(m, ManageStatus.DRIVE_UNAVAILABLE)
-            with m.Elif((owner == self.identity) | adopts):
+            with m.Elif((owner == self.identity) | self._wanted):
                 m.next = "CREATE"
             with m.Else():
                 m.d.sync += self._why.eq(Hindrance.ELSEWHERE)

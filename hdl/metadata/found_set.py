@@ -9,8 +9,8 @@ from hdl.metadata.spans import Place
 
 
 class Hindrance(enum.Enum, shape=4):
-    """Why a set is not brought up, or a drive of it is in no array. `Assembler` says the first six.
-    """
+    """Why a set is not brought up, or a drive of it is in no array. `Assembler` says the first six
+    and RENUMBERED."""
 
     NOTHING = 0
     """It can be."""
@@ -35,6 +35,10 @@ class Hindrance(enum.Enum, shape=4):
     """The array is there, and has left the drive out."""
     NO_PLACE = 8
     """There is no array number left, or no port for a member that is missing."""
+    RENUMBERED = 9
+    """The card would give devices the numbers of their roles. But a drive is an event behind, and
+    has the role that the freshest superblock gives to its number; or it has no role, and the number
+    of one. If power went meanwhile it could be taken for another member."""
 
 
 def found_set(config: Config) -> data.StructLayout:
@@ -63,9 +67,6 @@ def found_set(config: Config) -> data.StructLayout:
         the table of `found_member_read`.
     dirty
         Rows may be inconsistent.
-    renumbered
-        A member is an event behind, so that the freshest says which role it has, by the number of
-        its device. Numbers of devices are not all the same as their roles.
     level, strip_shift, copies, rotation, rows, data_offset
         What the array is (`hdl.flow.geometry.geometry`). Nothing if it is UNSUPPORTED.
     """
@@ -82,7 +83,6 @@ def found_set(config: Config) -> data.StructLayout:
             "members": MAX_DRIVES,
             "rebuilding": MAX_DRIVES,
             "dirty": 1,
-            "renumbered": 1,
             "level": Level,
             "strip_shift": 4,
             "copies": WIDTH_BITS,

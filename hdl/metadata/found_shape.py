@@ -20,8 +20,9 @@ DDF_CODE = 8
 class FoundShape(wiring.Component):
     """The level, strips, copies and rows of an array by what its superblocks say. Combinational.
 
-    A RAID 4 is a RAID 5 with its parity on the last drive. A RAID 1 of one drive is a JBOD. Level 7
-    is the card's own, with triple parity.
+    Members have whole strips, or blocks if there are none. Only a RAID 0 does not say how much it
+    uses. A RAID 4 is a RAID 5 with its parity on the last drive. A RAID 1 of one drive is a JBOD.
+    Level 7 is the card's own, with triple parity.
 
     Ports
     -----
@@ -53,21 +54,22 @@ class FoundShape(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        fits = Signal()
+        fits, whole = Signal(), Signal()
         self._find_level(m, fits)
         strip_fits = self._find_strip(m)
         blocks = self.sectors[SECTOR_BITS:]
         m.d.comb += [
             self.rows.eq(blocks & ~((1 << self.strip_shift) - 1)),
-            fits.eq(strip_fits & (self.rows != 0) & (self.disks <= MAX_DRIVES)),
+            whole.eq((self.md_level == 0) | (self.sectors == self.rows << SECTOR_BITS)),
+            fits.eq(strip_fits & whole & (self.rows != 0) & (self.disks <= MAX_DRIVES)),
         ]
         return m
 
     def _find_strip(self, m: Module) -> Signal:
-        """The strip, and whether the card has such strips. A RAID 1 has whole blocks."""
+        """The strip, and whether the card has such strips. A RAID 1 needs none."""
         fits = Signal(name="strip_fits")
         with m.If(self.md_level == 1):
-            m.d.comb += fits.eq(~self.sectors[:SECTOR_BITS].any())
+            m.d.comb += fits.eq(1)
         with m.Else(), m.Switch(self.chunk):
             for shift in range(MAX_STRIP_SHIFT + 1):
                 with m.Case(SECTORS_PER_BLOCK << shift):

@@ -99,8 +99,8 @@ class Keeper(wiring.Component):
 
     The superblock of a new member of an array that Linux has made is like that of another member
     (``has_model``), as it says more that all have in common: the time at which it was made, a name.
-    A drive of which there is no such superblock cannot become a member, and is failed. The other
-    members of an array that is brought up keep what does not change.
+    If there is none, a drive gets no superblock, as if it had refused that. The other members of an
+    array that is brought up keep what does not change.
 
     Each member has the list of the array's volumes as well. It is written to a drive that becomes a
     member, and to all members after each change of a volume. A list is newer than another one if
@@ -677,6 +677,7 @@ class Keeper(wiring.Component):
             m.d.sync += [
                 kept.eq(1),
                 self.exempt.bit_select(changed, 1).eq(0),
+                self.has_model.bit_select(changed, 1).eq(0),
                 self.raw.bit_select(changed, 1).eq(~self._assumed),
                 self.says_clean.bit_select(changed, 1).eq(self._placed),
                 self.unmarked.bit_select(changed, 1).eq(self._placed & ~self._complete),
@@ -888,11 +889,11 @@ class Keeper(wiring.Component):
 
     @property
     def _has_superblock(self) -> Value:
-        """What the drive at hand says is known, and of the array and the role at hand. One of an
-        array that is brought up has not been written yet."""
-        written = self._claims_role & self._known.bit_select(self._port, 1)
-        found = self._twice.bit_select(self._array, 1) & self.valid.bit_select(self._port, 1)
-        return written | found
+        """What the drive at hand says is kept, and of the array and the role at hand. One of an
+        array that is brought up has not been written yet. One that was refused has been read again.
+        """
+        has_had = self._claims_role | self._twice.bit_select(self._array, 1)
+        return has_had & self.valid.bit_select(self._port, 1)
 
     def _look_at_members(self, m: Module) -> None:
         """The states ASK_MEMBER to BEGIN: which roles are held, and whose superblock those of new
@@ -1006,7 +1007,7 @@ class Keeper(wiring.Component):
             with m.Elif(failed | self._is_outdated):
                 self._break_off(m)
             with m.Elif(~has & lacks_model):
-                m.next = "FAIL"
+                m.next = "REFUSED"
 
         # From now on the drive may say so, whatever the answer is.
         with m.State("CLAIM"):

@@ -213,7 +213,14 @@ class SuperblockWriter(wiring.Component):
             with m.If(changes):
                 m.d.comb += new.eq(changing)
             with m.Elif(self._is_like & ~Cat(number == own for own in OWN_WORDS).any()):
-                m.d.comb += new.eq(Mux(number == Word.CHECKSUM, 0, self.kept_read.data))
+                with m.Switch(number):
+                    with m.Case(Word.CHECKSUM):
+                        m.d.comb += new.eq(0)
+                    with m.Case(Word.BAD_BLOCKS):
+                        # Whether Linux avoids reads of a drive, or retries, is the drive's own.
+                        m.d.comb += new[8:].eq(self.kept_read.data[8:])
+                    with m.Default():
+                        m.d.comb += new.eq(self.kept_read.data)
             with m.Elif(edit.edit == Edit.MAKE):
                 m.d.comb += new.eq(lasting)
             with m.Elif(number != Word.CHECKSUM):

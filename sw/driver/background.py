@@ -4,7 +4,7 @@ import struct
 from dataclasses import dataclass
 
 from hdl.background.jobs import JobState
-from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS
+from hdl.config import BLOCK_NUMBER_BITS
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind, WalkResult
@@ -151,7 +151,7 @@ async def migrate_member(
 
 
 async def erase_drive(nvme: Nvme, port: int, *, poll_ns: float = 1e6) -> None:
-    """Writes zeros to a drive of no array, from block `DATA_OFFSET_BLOCKS` to its last one.
+    """Writes zeros to a drive of no array, from block 256 to its last one.
 
     The drive is a JBOD of its own meanwhile. Raises `NvmeError` if the card refuses: the drive
     belongs to an array, is a spare, or is too small. Raises `RuntimeError` if a block could not be
@@ -262,7 +262,7 @@ async def _findings(nvme: Nvme, page: int) -> list[Finding]:
                 WalkResult(words[0] & 7),
                 array.number,
                 row,
-                tuple((port, DATA_OFFSET_BLOCKS + at) for port, at in blocks),
+                tuple((port, array.data_offset + at) for port, at in blocks),
             )
         )
     return found

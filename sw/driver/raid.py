@@ -4,7 +4,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS, SECTOR_BYTES
+from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, SECTOR_BYTES
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level, Rotation
 from hdl.flow.manage import Emulation
@@ -81,7 +81,8 @@ class Array:
     """An array as the card reports it. Sizes are blocks of 4 KiB.
 
     ``in_sync``: every row satisfies its parity equations, and copies are alike. ``assumed``:
-    ``in_sync`` is true only because the host said so when it created the array.
+    ``in_sync`` is true only because the host said so when it created the array. ``data_offset``:
+    the block of each member at which its rows begin.
     """
 
     number: int
@@ -100,6 +101,7 @@ class Array:
     members: tuple[Member, ...]
     in_sync: bool = True
     assumed: bool = False
+    data_offset: int = DATA_OFFSET_BLOCKS
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ async def import_array(
     hints = {
         INVALID_OPCODE: "only a card with `metadata` imports arrays",
         INVALID_FIELD: "the card has no such arrays (docs/metadata.md, Which drives make an "
-        "array), or Linux did not leave its superblocks alike: assemble and stop it there once",
+        "array), or Linux has to make its drives alike: assemble it there, write to it, stop it",
         DRIVE_UNAVAILABLE: "plug the drives that are missing, or import with degraded=True, and "
         "with assumed=True too if power went while it was being written",
         NO_ENTRY: "the drive belongs to no array, or the card has as many as it can",
@@ -315,6 +317,8 @@ async def arrays(nvme: Nvme) -> list[Array]:
                 members,
                 not words[35] >> 2 & 1,
                 bool(words[35] >> 3 & 1),
+                # A card without metadata does not say it.
+                words[40] or DATA_OFFSET_BLOCKS,
             )
         )
     return found

@@ -26,6 +26,9 @@ def arrays(config: Config, facts: PureInterface) -> Page:
     """Page 0: arrays, 256 bytes an entry. Members come first, as those that failed are counted."""
     array = facts.array
     shape = array.geometry
+    begin = []
+    if config.metadata:
+        begin = [field("first block of a member that has rows", 160, 4, shape.data_offset)]
     word = Mux(facts.member.exists, member(facts).packed(), Const(0, 32))
     return Page(
         kinds=(PageKind.ARRAYS,),
@@ -53,6 +56,7 @@ def arrays(config: Config, facts: PureInterface) -> Page:
             bits("assumed to be in sync", 140, 3, 1, array.assumed),
             field("rows of a span", 144, 8, shape.rows),
             field("blocks that the array offers", 152, 8, shape.blocks),
+            *begin,
             size=256,
         ),
     )
