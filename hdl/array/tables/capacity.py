@@ -64,7 +64,7 @@ class Capacity(wiring.Component):
         step = Signal(range(PRODUCT_BITS))
         trial = Signal(WIDTH_BITS + 1)
         fits = Signal()
-        scaled = Signal(PRODUCT_BITS + MAX_STRIP_SHIFT)
+        scaled = Signal(PRODUCT_BITS + MAX_STRIP_SHIFT + 1)
         m.d.comb += [
             trial.eq(Cat(work[-1], remainder)),
             fits.eq(trial >= self.copies),
