@@ -279,7 +279,8 @@ def strange(found: dict[int, Superblock], generator: random.Random) -> dict[int,
             {"features": generator.choice([*Feature])},
         )
     )
-    some = generator.random() < 0.3 and bool({"features", "data_offset", "data_size"} & {*what})
+    one_alone = {"features", "data_offset", "data_size"} & {*what}
+    some = generator.random() < 0.3 and bool(found and one_alone)
     chosen = [generator.choice([*found])] if some else [*found]
     return {port: replace(one, **what) if port in chosen else one for port, one in found.items()}
 
