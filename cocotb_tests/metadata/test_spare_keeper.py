@@ -73,7 +73,8 @@ class Drive:
 class Port:
     """A port, and what the tables and the supervisor know of it. ``home`` is the array that its
     spare is for. ``was`` is what it has been since the block began to write. ``calm`` counts cycles
-    since something happened to it, ``wrong`` those in which its drive has not said what is so."""
+    since something happened to it, and ``wrong`` those in which its drive has not said what is so.
+    In cycle ``owned_at`` it was the keeper's for the last time."""
 
     drive: Drive = field(default_factory=Drive)
     present: bool = True
@@ -85,6 +86,7 @@ class Port:
     owned: bool = False
     was: set[bool] = field(default_factory=set)
     calm: int = 0
+    owned_at: int = -1
     wrong: int = 0
 
     @property
@@ -399,6 +401,8 @@ class Bench:
                 assert shown["yields"] and not shown["holds"] and not shown["tries"], shown
             for port in self.ports:
                 port.calm += 1
+                if port.owned:
+                    port.owned_at = self._cycles
                 if not pauses:
                     port.was.clear()
                 port.was.add(port.spare)
@@ -422,7 +426,7 @@ class Bench:
             volume=choose.randrange(CONFIG.volumes), drives=choose.getrandbits(32),
         )  # fmt: skip
         self.host.send(self._asked)
-        before, had_owner = self._cycles, self.ports[number].owned
+        before = self._cycles
         answer = await self.answers.receive(cycles=MOST_CYCLES)
         port = self.ports[number]
         done = answer.status == ManageStatus.DONE
@@ -433,7 +437,7 @@ class Bench:
             return
         if answer.status != status:
             assert answer.status == ManageStatus.DRIVE_UNAVAILABLE
-            assert port.failed or port.owned or had_owner, port
+            assert port.failed or port.owned_at >= before, port
         if opcode == ManageOpcode.ADD_SPARE and done and not port.used and port.spare:
             forgotten = port.home in FORGOTTEN
             assert forgotten or port.drive.page == self._set(port.home), port
