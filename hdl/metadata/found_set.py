@@ -18,8 +18,8 @@ class Hindrance(enum.Enum, shape=4):
     """The card does not have what the superblocks ask for: the level, the layout, the strip, the
     number of drives, data that does not begin at a block, before `hdl.config.DATA_OFFSET_BLOCKS`,
     or not at the same place on all members, a member that is shorter than the array needs, a RAID 0
-    of unequal members, a RAID 1 that ends within a block, bad blocks, a reshape, a replacement, a
-    journal, a cluster, or a partial parity log."""
+    of unequal members, members of no whole strips or blocks, bad blocks, a reshape, a replacement,
+    a journal, a cluster, or a partial parity log."""
     DIFFERENT = 2
     """The drives have one identity, and do not agree on what the array is."""
     INCOMPLETE = 3

@@ -888,12 +888,15 @@ class Keeper(wiring.Component):
         return (self._claims & ~self._away).bit_select(self._port, 1) & at_home
 
     @property
+    def _has_had_superblock(self) -> Value:
+        """The drive at hand says so, or may. One of an array that is brought up says so."""
+        return self._claims_role | self._twice.bit_select(self._array, 1)
+
+    @property
     def _has_superblock(self) -> Value:
-        """What the drive at hand says is kept, and of the array and the role at hand. One of an
-        array that is brought up has not been written yet. One that was refused has been read again.
-        """
-        has_had = self._claims_role | self._twice.bit_select(self._array, 1)
-        return has_had & self.valid.bit_select(self._port, 1)
+        """What the drive at hand says is kept. If it has refused what was written last, it has been
+        read again."""
+        return self._has_had_superblock & self.valid.bit_select(self._port, 1)
 
     def _look_at_members(self, m: Module) -> None:
         """The states ASK_MEMBER to BEGIN: which roles are held, and whose superblock those of new
@@ -983,16 +986,11 @@ class Keeper(wiring.Component):
             m.next = "CHOOSE"
 
         with m.State("CHOOSE"):
-            has, lacks_model = self._has_superblock, Signal()
-            m.d.comb += lacks_model.eq(
-                self._record.made_by_md & ~self.has_model.bit_select(self._array, 1)
-            )
+            has, has_model = self._has_superblock, self.has_model.bit_select(self._array, 1)
+            lacks_model = self._record.made_by_md & ~has_model
             is_listed = self._listed.bit_select(self._array, 1)
             m.d.sync += [
-                # One of an array that is brought up has had a superblock.
-                self._was_member.eq(
-                    self._claims_role | self._twice.bit_select(self._array, 1)
-                ),
+                self._was_member.eq(self._has_had_superblock),
                 edit.edit.eq(Mux(has, Edit.CHANGE, Edit.MAKE)),
                 edit.role.eq(role - self._base),
                 edit.port.eq(port),

@@ -216,10 +216,10 @@ async def import_array(
     number.
 
     From then on this card has it, and no other brings it up by itself. An array that Linux has made
-    has no volume yet. With ``degraded`` drives may
-    be missing that nobody has given up. What they hold may be newer. With ``assumed``
-    as well the array may have lost a drive together with its power. Blocks of the missing drive
-    that were being written, or lie beside such blocks, may be wrong then.
+    has no volume yet. With ``degraded`` drives may be missing that nobody has given up. What they
+    hold may be newer. With ``assumed`` as well the array may have lost a drive together with its
+    power. Blocks of the missing drive that were being written, or lie beside such blocks, may be
+    wrong then.
     """
     flags = DEGRADED * degraded | ASSUMED * assumed
     command = Command(IMPORT, dwords=(flags, number("port", port, 8)))
