@@ -1,6 +1,7 @@
 """`hdl.metadata.host_changes.HostChanges`: imports go one way, and all other changes another."""
 
 import random
+from collections import Counter
 from os import environ
 
 import cocotb
@@ -28,13 +29,15 @@ async def everything_goes_its_way(dut, active):
         name: StreamSource(dut, f"{name}__response", layout=RESPONSE, active=active)
         for name in ("changes", "imports")
     }
-    answers: list[tuple[ManageStatus, int]] = []
+    answers: list[tuple[ManageStatus, int, int]] = []
 
     def answer(name: str, seen: int) -> None:
         asked.append(seen)
-        answers.append((choose.choice([*ManageStatus]), choose.randrange(256)))
-        status, index = answers[-1]
-        sources[name].send(status=status, index=index)
+        answers.append(
+            (choose.choice([*ManageStatus]), choose.randrange(256), choose.getrandbits(32))
+        )
+        status, index, drives = answers[-1]
+        sources[name].send(status=status, index=index, drives=drives)
 
     StreamSink(
         dut, "changes__request", active=active, callback=lambda seen: answer("changes", seen)
@@ -50,30 +53,24 @@ async def everything_goes_its_way(dut, active):
         ["changes__request", "imports__request", "host__response"],
     )
     await start(dut)
-    imported = 0
+    seen: Counter = Counter()
     for _ in range(CHANGES):
-        opcode = choose.choice([*ManageOpcode, ManageOpcode.IMPORT, ManageOpcode.IMPORT])
+        opcode = choose.choice([*ManageOpcode, *[ManageOpcode.FOREIGN] * 4])
         port, start_block = choose.randrange(256), choose.getrandbits(40)
-        flags = choose.randrange(4)
+        clear = choose.randrange(2)
+        wishes = {name: choose.randrange(2) for name in ("degraded", "assumed", "preview")}
         change = pack(
-            REQUEST,
-            opcode=opcode,
-            port=port,
-            start=start_block,
-            degraded=flags & 1,
-            assumed=flags >> 1,
+            REQUEST, opcode=opcode, port=port, start=start_block, clear=clear, **wishes
         )
         requests.send(change)
         found = await told.receive(cycles=400)
-        assert (found.status, found.index) == answers[-1], (found, answers[-1])
-        wanted = change
-        if opcode == ManageOpcode.IMPORT:
-            wanted = pack(Import, port=port, degraded=flags & 1, assumed=flags >> 1)
-        assert asked == [wanted], (opcode, asked)
-        imported += opcode == ManageOpcode.IMPORT
+        assert (found.status, found.index, found.drives) == answers[-1], (found, answers[-1])
+        imports = opcode == ManageOpcode.FOREIGN and not clear
+        assert asked == [pack(Import, port=port, **wishes) if imports else change], opcode
+        seen["imports" if imports else f"changes, {clear}"] += 1
         asked.clear()
         await cycles_pass(dut.clk, choose.choice((1, 1, 6)))
-    assert 0 < imported < CHANGES and not sample(dut.busy)
+    assert len(seen) == 3 and not sample(dut.busy), seen
 
 
 class AnswersForOthers(HostChanges):

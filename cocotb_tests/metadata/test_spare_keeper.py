@@ -45,9 +45,12 @@ that Linux has made and of which no superblock is kept."""
 FORGOTTEN = (LONG, ORPHAN)
 """Arrays whose spares are not written."""
 
-CHANGES = 250
+CHANGES = 320
 SETTLE = 4
 """Cycles in which the block hears of what has just happened."""
+
+READ = 20
+"""Cycles after which it is known what a drive says that has come."""
 
 MOST_CYCLES = 4_000
 """For an answer."""
@@ -90,6 +93,21 @@ class Port:
     wrong: int = 0
 
     @property
+    def is_others(self) -> bool:
+        """It is not the host's to clear."""
+        return self.used or self.spare or self.owned
+
+    @property
+    def is_known(self) -> bool:
+        """It has been read what its drive says."""
+        return self.present and self.calm > READ
+
+    @property
+    def is_blank(self) -> bool:
+        """It says nothing."""
+        return self.is_known and self.drive.page is None
+
+    @property
     def is_kept(self) -> bool:
         """It is a spare, and its drive has to say so."""
         kept = self.spare and self.present and not (self.used or self.failed or self.owned)
@@ -123,7 +141,7 @@ class Bench:
             others=lambda: (sample(dut.spares), sample(dut.yields), sample(dut.holds),
                             sample(dut.tries), sample(dut.drives__present),
                             sample(dut.drives__used), sample(dut.found__valid),
-                            sample(dut.owned)),
+                            sample(dut.owned), sample(dut.known), sample(dut.blank)),
         )
         # Where superblocks are kept that those of spares may be like.
         self.models = self.random.choices(PORTS, k=CONFIG.arrays)
@@ -137,6 +155,8 @@ class Bench:
         self.quiet = False  # nothing happens by itself any more
         self._change: Any = None  # the host's change that is being made
         self._asked = 0  # it, as it was asked for
+        self._stay = False  # no drive goes
+        self._clears: Port | None = None  # the port of which the host has the drive cleared
         self._told: tuple = ()  # how it ended, and what else was told
         self._cycles = 0
         self._edits = False
@@ -176,7 +196,9 @@ class Bench:
         forgotten = port.spare and port.home in FORGOTTEN
         assert makes in port.was or (forgotten and not makes), f"{port} is not to be written"
         # A drive that has come since the edit is offered is not written.
-        assert port.drive.asked or self._gone, f"{port} holds what nobody knows"
+        clears = port is self._clears
+        assert port.drive.asked or self._gone or clears, f"{port} holds what nobody knows"
+        self.seen["cleared"] += clears
         assert not (port.used or port.owned), f"{port} is the keeper's"
         facts = unpack(SuperblockFacts, sample(self.dut.facts))
         if makes:
@@ -224,6 +246,7 @@ class Bench:
 
     def _begin(self, change: int) -> None:
         assert self._change is None and change == self._asked, "nobody has asked for that"
+        assert self._clears is None, "the tables do not clear drives"
         self._change = unpack(REQUEST, change)
 
     async def _make(self) -> None:
@@ -300,7 +323,7 @@ class Bench:
 
     async def _exchange(self, port: Port) -> None:
         """The drive goes. It comes back, or another one does, which may say anything."""
-        if port.used or not port.present:
+        if port.used or not port.present or self._stay:
             return
         port.present, port.calm = False, 0
         await cycles_pass(self.dut.clk, 2)
@@ -386,6 +409,8 @@ class Bench:
             show("drives__used", sum(port.used << n for n, port in enumerate(self.ports)))
             show("drives__present", sum(port.present << n for n, port in enumerate(self.ports)))
             show("owned", sum(port.owned << n for n, port in enumerate(self.ports)))
+            show("known", sum(port.is_known << n for n, port in enumerate(self.ports)))
+            show("blank", sum(port.is_blank << n for n, port in enumerate(self.ports)))
             show("tries", int(self._tries))
             show("holds", int(self._holds))
             show("yields", int(not self._changes and (self.quiet or self.random.random() < 0.7)))
@@ -417,14 +442,20 @@ class Bench:
         choose = self.random
         opcode = choose.choices(
             (ManageOpcode.ADD_SPARE, ManageOpcode.REMOVE_SPARE, ManageOpcode.DELETE_ARRAY,
-             ManageOpcode.CREATE_VOLUME),
-            (5, 3, 1, 1),
+             ManageOpcode.CREATE_VOLUME, ManageOpcode.FOREIGN),
+            (5, 3, 1, 1, 3),
         )[0]  # fmt: skip
         number, array = choose.choice(PORTS), choose.choice(ARRAYS)
         self._asked = pack(
             REQUEST, opcode=opcode, port=number, array=array, dedicated=choose.random() < 0.5,
             volume=choose.randrange(CONFIG.volumes), drives=choose.getrandbits(32),
+            clear=opcode == ManageOpcode.FOREIGN,
         )  # fmt: skip
+        if opcode == ManageOpcode.FOREIGN:
+            free = [n for n in PORTS if not self.ports[n].is_others]
+            says = [n for n in free if self.ports[n].drive.page]
+            await self._clear(choose.choice([*says, *says, number]))
+            return
         self.host.send(self._asked)
         before = self._cycles
         answer = await self.answers.receive(cycles=MOST_CYCLES)
@@ -443,6 +474,41 @@ class Bench:
             assert forgotten or port.drive.page == self._set(port.home), port
         if opcode == ManageOpcode.REMOVE_SPARE and done and not port.spare:
             assert not port.drive.made, port
+
+    async def _clear(self, number: int) -> None:
+        """The host has a drive cleared, or is told why not. A port may be none."""
+        port = self.ports[number]
+        self._asked = pack(REQUEST, opcode=ManageOpcode.FOREIGN, port=number, clear=1)
+        if self.random.random() < 0.1:
+            number = self.random.choice((CONFIG.ports, 7, number + 8, number + 16, number + 248))
+            self._asked = pack(REQUEST, opcode=ManageOpcode.FOREIGN, port=number, clear=1)
+        beyond = number >= CONFIG.ports
+        self._clears = None if beyond else port
+        before, drive, was_kept = self._cycles, port.drive, port.is_others
+        self.host.send(self._asked)
+        answer = await self.answers.receive(cycles=MOST_CYCLES)
+        self._clears = None
+        status = answer.status
+        self.seen[f"clear {status.name}"] += 1
+        assert answer.index == answer.drives == 0
+        if beyond:
+            assert status == ManageStatus.DRIVE_UNAVAILABLE
+            return
+        if port.calm <= self._cycles - before + SETTLE or port.drive is not drive:
+            return
+        away = not port.present
+        if status == ManageStatus.IN_USE:
+            assert was_kept or port.is_others or port.owned_at >= before, port
+        elif status == ManageStatus.DRIVE_UNAVAILABLE:
+            assert away or port.failed or port.owned_at >= before, port
+            if port.failed and self.random.random() < 0.7:
+                port.refuses, self._stay = False, True
+                self.seen["cleared once more"] += 1
+                await self._clear(number)
+                self._stay = False
+        else:
+            assert status in (ManageStatus.DONE, ManageStatus.NO_ENTRY)
+            assert not away and not was_kept and drive.page is None, port
 
     async def check_rest(self) -> None:
         """Once nothing happens any more each drive says what it is, unless it has refused that."""
@@ -473,7 +539,8 @@ async def drives_say_what_they_are(dut, active):
     print(dict(bench.seen))
     wanted = ("made", "erased", "gone", "refused", "stepped in", "not taken", "left as a spare",
               "other drives", "found", "like those of Linux", "ADD_SPARE DRIVE_UNAVAILABLE",
-              "REMOVE_SPARE DONE")  # fmt: skip
+              "REMOVE_SPARE DONE", "cleared", "clear DONE", "clear IN_USE", "clear NO_ENTRY",
+              "clear DRIVE_UNAVAILABLE", "cleared once more")  # fmt: skip
     assert not [what for what in wanted if not bench.seen[what]], bench.seen
 
 
@@ -552,8 +619,26 @@ class IsFresh(SpareKeeper):
         m.d.comb += self.facts.events.eq(self._record.events)
 
 
+class ClearsMembers(SpareKeeper):
+    """Planted bug: the host can have a drive cleared that is in an array."""
+
+    @property
+    def _is_kept(self) -> Value:
+        return self.spares | self.owned
+
+
+class NeverTriesAgain(SpareKeeper):
+    """Planted bug: a drive that has refused what was to be written cannot be cleared."""
+
+    @property
+    def _may_clear(self) -> Value:
+        return super()._may_clear & ~self._refused.bit_select(self._changed.port, 1)
+
+
 BUGS = (
     AnswersAtOnce,
+    ClearsMembers,
+    NeverTriesAgain,
     ForgetsNothing,
     Disturbs,
     WritesOverTheKeeper,

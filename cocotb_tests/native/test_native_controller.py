@@ -263,22 +263,24 @@ def test_phases_add_up():
     reads = 12
     with Card([FAST] * PORTS, seed=SEED) as card:
 
-        async def main() -> tuple[Volume, float]:
+        def at_drives() -> int:
+            statistics = (card.harness.drive_statistics(port) for port in range(PORTS))
+            return sum(counts["latency_sum_ps"] for counts in statistics)
+
+        async def main() -> tuple[Volume, float, int]:
             volume = await card.create(Level.RAID5, range(5))
             address = card.card.transport.memory.allocate(BLOCK_BYTES)
-            began = card.card.transport.now_ns
+            began, before = card.card.transport.now_ns, at_drives()
             for block in range(reads):
                 await card.nvme.read(volume.namespace, block, 1, address)
-            return volume, card.card.transport.now_ns - began
+            return volume, card.card.transport.now_ns - began, at_drives() - before
 
-        volume, spent_ns = card.run(main())
+        volume, spent_ns, drive = card.run(main())
         card.finish(volume)
         counted = card.harness.statistics()
         assert counted["reads_timed"] == reads
         parts = ("fetch_ps", "command_ps", "send_ps", "interrupt_ps")
         inside = sum(counted[part] for part in parts)
-        drives = [card.harness.drive_statistics(port) for port in range(PORTS)]
-        drive = sum(statistics["latency_sum_ps"] for statistics in drives)
         link = LinkParameters()
         # Doorbell, entry's request and answer, interrupt; the rest is on the wires.
         flights = reads * (4 * link.propagation_ps + link.memory_read_ps)

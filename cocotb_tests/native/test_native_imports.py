@@ -133,10 +133,35 @@ def test_a_drive_that_was_a_member_elsewhere():
 
 
 async def refused(card: SimulatedCard, port: int) -> int:
-    """The status with which an import is refused."""
+    """The status with which an import is refused, and its preview."""
+    with pytest.raises(NvmeError) as caught:
+        await raid.preview_import(card.nvme, port)
+    status = caught.value.status
     with pytest.raises(NvmeError) as caught:
         await raid.import_array(card.nvme, port)
-    return caught.value.status
+    assert caught.value.status == status
+    return status
+
+
+async def preview(card: SimulatedCard, port: int, **wishes: bool) -> list[int]:
+    """What an import would write. The preview changes nothing."""
+    drives, there = await raid.drives(card.nvme), await raid.arrays(card.nvme)
+    before = [card.harness.written_blocks(port) for port in range(CONFIG.ports)]
+    pages = [card.harness.read_drive(port, BLOCK) for port in range(CONFIG.ports)]
+    found = await raid.preview_import(card.nvme, port, **wishes)
+    assert (await raid.drives(card.nvme), await raid.arrays(card.nvme)) == (drives, there)
+    assert before == [card.harness.written_blocks(port) for port in range(CONFIG.ports)]
+    assert pages == [card.harness.read_drive(port, BLOCK) for port in range(CONFIG.ports)]
+    return found
+
+
+async def cleared(card: SimulatedCard, port: int) -> int:
+    """The status with which a drive is cleared, or not."""
+    try:
+        await raid.clear_drive(card.nvme, port)
+    except NvmeError as error:
+        return error.status
+    return 0
 
 
 def test_arrays_move_to_another_card():
@@ -161,11 +186,13 @@ def test_arrays_move_to_another_card():
         awaited, elsewhere = Hindrance.AWAITED, Hindrance.ELSEWHERE
         assert await hindrances(card) == {0: awaited, 2: awaited, 4: elsewhere}
         assert await refused(card, 0) == DRIVE_UNAVAILABLE
+        assert await preview(card, 0, degraded=True) == [0, 2]
         assert [await refused(card, port) for port in (3, 5, 6, 255)] == [NO_ENTRY] * 4
         card.harness.insert(1)
         await card.transport.sleep(20 * POLL_NS)
         assert await raid.arrays(card.nvme) == []
         assert await hindrances(card) == dict.fromkeys((0, 1, 2, 4), elsewhere)
+        assert await preview(card, 1) == [0, 1, 2] and await preview(card, 4) == [4]
         number = await raid.import_array(card.nvme, 1)
         (one,) = await raid.arrays(card.nvme)
         assert one.number == number and not any(
@@ -218,10 +245,13 @@ def test_an_array_that_lacks_a_drive():
         awaited, doubtful = Hindrance.AWAITED, Hindrance.DOUBTFUL
         assert await hindrances(card) == {0: awaited, 2: doubtful, 3: doubtful}
         assert await refused(card, 0) == DRIVE_UNAVAILABLE
+        assert await preview(card, 0, degraded=True) == [0]
         await raid.import_array(card.nvme, 0, degraded=True)
         assert await hindrances(card) == {2: doubtful, 3: doubtful}
-        with pytest.raises(NvmeError):
-            await raid.import_array(card.nvme, 2, degraded=True)
+        for change in (raid.preview_import, raid.import_array):
+            with pytest.raises(NvmeError):
+                await change(card.nvme, 2, degraded=True)
+        assert await preview(card, 2, degraded=True, assumed=True) == [2, 3]
         await raid.import_array(card.nvme, 3, degraded=True, assumed=True)
         mirror, parity = lives.arrays
         mirror.lost, parity.lost = {1}, {2}
@@ -269,6 +299,7 @@ def test_what_is_wrong_with_drives_is_listed():
         await card.nvme.start()
         assert CONFIG.arrays == len(await raid.arrays(card.nvme)) == 2
         assert await hindrances(card) == {2: Hindrance.NO_PLACE}
+        assert await refused(card, 2) == NO_ENTRY
         found = [drive.superblock for drive in await raid.drives(card.nvme)]
         valid, unreadable = Finding.VALID, Finding.UNREADABLE
         assert found == [valid, valid, valid, Finding.DAMAGED, unreadable, Finding.UNREAD]
@@ -288,6 +319,67 @@ def test_what_is_wrong_with_drives_is_listed():
     lives.images[3][BLOCK] = bytes(page)
     with lives.power() as card:
         card.run(look(card))
+
+
+def test_foreign_drives_are_cleared():
+    """Whatever is wrong with it, a drive in no array has no superblock afterwards, and no array is
+    found by it. Members, spares, drives without a superblock and ports without a drive are left as
+    they are."""
+    lives = Lives(SEED)
+    mirror, spare, damaged, left_out = (0, 1), 2, 3, 4
+
+    async def elsewhere(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await raid.create_array(card.nvme, Level.RAID1, (left_out, 5))
+        await raid.create_array(card.nvme, Level.JBOD, (damaged,))
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await job_ends(card, await made(card, lives, Level.RAID1, [*mirror]))
+        await background.add_spare(card.nvme, spare)
+        assert await hindrances(card) == {
+            left_out: Hindrance.ELSEWHERE, 5: Hindrance.ELSEWHERE
+        }  # fmt: skip
+        held = (*mirror, spare)
+        assert [await cleared(card, port) for port in held] == [IN_USE] * 3
+        assert [await cleared(card, port) for port in (6, 7, 8, 13, 255)] == [DRIVE_UNAVAILABLE] * 5
+        assert await cleared(card, damaged) == 0
+        # What refuses zeros says what it said, and can be cleared once it takes them.
+        before = card.harness.read_drive(left_out, BLOCK)
+        card.harness.refuse_writes(left_out, BLOCK)
+        assert await cleared(card, left_out) == DRIVE_UNAVAILABLE
+        assert card.harness.read_drive(left_out, BLOCK) == before
+        card.harness.accept_writes(left_out, BLOCK)
+        assert await cleared(card, left_out) == 0
+        assert await cleared(card, left_out) == NO_ENTRY
+        for port in (damaged, left_out):
+            assert not any(card.harness.read_drive(port, BLOCK))
+            assert (await raid.drives(card.nvme))[port].superblock == Finding.NONE
+        assert await refused(card, left_out) == NO_ENTRY
+        # One that has gone by the time at which it would be written.
+        card.harness.remove(5)
+        assert await cleared(card, 5) == DRIVE_UNAVAILABLE
+        card.harness.insert(5)
+        await card.transport.sleep(20 * POLL_NS)
+        # What is left of that array is another card's, which misses a drive.
+        assert (await hindrances(card))[5] == Hindrance.AWAITED
+        await raid.create_array(card.nvme, Level.JBOD, (left_out,))
+        await lives.shut_down(card)
+
+    async def again(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        assert [array.level for array in await raid.arrays(card.nvme)] == [Level.RAID1, Level.JBOD]
+        assert await cleared(card, 5) == 0 and await hindrances(card) == {}
+
+    with lives.power(identity=OTHER) as card:
+        card.run(elsewhere(card))
+    page = bytearray(lives.page(damaged))
+    page[300] ^= 1
+    lives.images[damaged][BLOCK] = bytes(page)
+    for life in (begin, again):
+        with lives.power() as card:
+            card.run(life(card))
 
 
 @pytest.mark.slow

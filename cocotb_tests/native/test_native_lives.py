@@ -21,6 +21,7 @@ from hdl.controller import Controller
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
+from hdl.metadata.found_set import Hindrance
 from hdl.metadata.keeper import Keeper
 from hdl.metadata.withheld import Withheld
 from hdl.stripe.planning.row_planning import RowPlanning
@@ -310,6 +311,9 @@ def test_spans_that_were_used_alone():
             with pytest.raises(NvmeError) as caught:
                 await raid.import_array(card.nvme, port, degraded=True)
             assert caught.value.status == DRIVE_UNAVAILABLE
+        there = await raid.preview_import(card.nvme, 1, degraded=True, assumed=True)
+        assert there == [*ports[1:]] and await raid.arrays(card.nvme) == []
+        assert (await raid.drives(card.nvme))[1].hindrance == Hindrance.DOUBTFUL
         await raid.import_array(card.nvme, 4, degraded=True, assumed=True)
         lives.arrays[0].lost = {0}
         await lives.look(card)

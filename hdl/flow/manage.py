@@ -12,7 +12,7 @@ from hdl.kit.pulse import Pulse
 
 class ManageOpcode(enum.Enum, shape=4):
     """Changes to the tables. START_JOB to REMOVE_SPARE end in `hdl.background.supervisor` and never
-    reach the tables. IMPORT ends in `hdl.metadata.bring_up`."""
+    reach the tables. FOREIGN ends in `hdl.metadata`."""
 
     CREATE_ARRAY = 0
     DELETE_ARRAY = 1
@@ -27,7 +27,7 @@ class ManageOpcode(enum.Enum, shape=4):
     SET_RATE = 10
     ADD_SPARE = 11
     REMOVE_SPARE = 12
-    IMPORT = 13
+    FOREIGN = 13
     MIGRATE = 14
     END_MIGRATION = 15
 
@@ -126,10 +126,12 @@ def manage_request(config: Config) -> data.StructLayout:
         Only with `Config.metadata`. Brings up a volume that the drives of the array list. It has
         ``name``, and gets number ``volume`` if that is free. ``sectors`` and ``emulation`` are
         those that it was given, and not the default.
-    IMPORT
+    FOREIGN
         Only with `Config.metadata`. Brings up the array that the drive at ``port`` belongs to,
         whoever has had it, and this controller has it from then on. With ``degraded`` drives may be
-        missing, and with ``assumed`` as well the array may be dirty and lack one.
+        missing, and with ``assumed`` as well the array may be dirty and lack one. With ``preview``
+        it is only said what would be written. With ``clear`` the superblock of that drive, which is
+        in no array, becomes zeros instead.
     REPLACE
         Member ``position`` of ``array`` is failed. The drive at ``port`` takes its place and is to
         be rebuilt. It may be the drive that was the member before.
@@ -162,7 +164,8 @@ def manage_request(config: Config) -> data.StructLayout:
     REMOVE_SPARE
         Makes the drive at ``port`` no spare any more.
     """
-    placed = optional(config.metadata, {"placed": 1, "marked": 1, "name": volume_name()})
+    metadata = {"placed": 1, "marked": 1, "name": volume_name(), "preview": 1, "clear": 1}
+    placed = optional(config.metadata, metadata)
     formats = optional(config.sector_emulation, {"sectors": 1, "emulation": Emulation})
     return data.StructLayout(
         {
@@ -211,9 +214,13 @@ def manage_response(config: Config) -> data.StructLayout:
     index
         The number of the array or volume that was created. Of END_MIGRATION: bits 4:0 are the port
         that the member had, bits 6:5 are `MigrationEnd`, and bit 7 says that this port becomes a
-        spare.
+        spare. 0 with ``preview``.
+    drives
+        Only with `Config.metadata`. With ``preview``: a bit for each drive that would be written.
+        Else 0.
     """
-    return data.StructLayout({"status": ManageStatus, "index": 8})
+    drives = optional(config.metadata, {"drives": 32})
+    return data.StructLayout({"status": ManageStatus, "index": 8} | drives)
 
 
 class Changes(wiring.Signature):

@@ -62,7 +62,9 @@ class BringUp(wiring.Component):
 
     The host can import another set by one of its drives, whether another card or Linux has made it.
     This card has it from then on. It can also import a set, this card's or another's, that lacks
-    drives. If these come back they are old, unless they have been used without the others.
+    drives. If these come back they are old, unless they have been used without the others. And it
+    can ask before what an import would write. Then nothing changes, but for what any look at the
+    drives changes.
 
     The first superblocks that are written of an array give its devices the numbers of their roles.
     Linux has to make all drives alike before, if one could be taken for another by its number then
@@ -120,7 +122,7 @@ class BringUp(wiring.Component):
         number of the array; NO_ENTRY if the drive belongs to no set, or if there is no number or
         port for it; DRIVE_UNAVAILABLE if drives are missing; INVALID_FIELD if the card has no such
         arrays, or Linux has to have it once more; IN_USE if an array has the drive, or the identity
-        of the set.
+        of the set. To a ``preview``: DONE, with a bit for each drive that would be written.
     rests
         Superblocks and lists say what is so.
     kept, record_read
@@ -456,6 +458,8 @@ class BringUp(wiring.Component):
                             self._tell(m, ManageStatus.INVALID_FIELD)
             with m.Else():
                 m.d.sync += self._forced.eq(self._forced | (self._wanted & forced))
+                with m.If(hindrance != Hindrance.NOTHING):
+                    m.d.sync += self._why.eq(hindrance)
 
         with m.State("PASS"):
             m.d.comb += [found.ready.eq(1), self.kept_read.address.eq(asks)]
@@ -511,6 +515,11 @@ class BringUp(wiring.Component):
         for place, word in enumerate(USED_WORDS):
             with m.If(self._step == first + place):
                 m.d.sync += uses[word]
+
+    @property
+    def _previews(self) -> Value:
+        """The host asks about the set at hand."""
+        return self._wanted & self._import.preview
 
     @property
     def _is_first(self) -> Value:
@@ -622,6 +631,7 @@ class BringUp(wiring.Component):
             owner = Mux(self.lists.seen, self.lists.owner, self.brought_up.set_uuid[:IDENTITY_BITS])
             doubtful = (found.place.last != 0) & self._dirty & self._lacks
             forced = self._wanted & self._import.assumed & self._import.degraded
+            is_own, is_forced = owner == self.identity, self._forced | doubtful
             m.d.sync += [
                 self._forced.eq(self._forced | (doubtful & forced)),
                 self.brought_up.made_by_md.eq(~self._made & (found.place.last == 0)),
@@ -630,7 +640,17 @@ class BringUp(wiring.Component):
             with m.If(doubtful & ~forced):
                 m.d.sync += self._why.eq(Hindrance.DOUBTFUL)
                 self._tell(m, ManageStatus.DRIVE_UNAVAILABLE)
-            with m.Elif((owner == self.identity) | self._wanted):
+            # One that nothing hinders any more is brought up whatever is asked.
+            with m.Elif(self._previews & (is_forced | ~is_own)):
+                self._tell(m, ManageStatus.DONE)
+                m.d.sync += self.imports.response.payload.drives.eq(named & self.drives.present)
+                with m.If(self.kept.all()):
+                    self._tell(m, ManageStatus.NO_ENTRY)
+                with m.If(doubtful):
+                    m.d.sync += self._why.eq(Hindrance.DOUBTFUL)
+                with m.Elif(~self._forced):
+                    m.d.sync += self._why.eq(Hindrance.ELSEWHERE)
+            with m.Elif(is_own | self._wanted):
                 m.next = "CREATE"
             with m.Else():
                 m.d.sync += self._why.eq(Hindrance.ELSEWHERE)
@@ -662,6 +682,8 @@ class BringUp(wiring.Component):
             with m.If(response.valid):
                 with m.If(self._wanted):
                     m.d.sync += self.imports.response.payload.eq(response.payload)
+                with m.If(self._previews):
+                    self._tell(m, ManageStatus.IN_USE)
                 m.next = "PASS"
                 with m.If(response.payload.status == ManageStatus.DONE):
                     # Its other drives.

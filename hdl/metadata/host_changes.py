@@ -11,11 +11,12 @@ from hdl.flow.manage import Changes, ManageOpcode, manage_response
 class Import(data.Struct):
     """The array is wanted that the drive at ``port`` belongs to. With ``degraded`` also if drives
     are missing that nobody has given up, and with ``assumed`` also if what these held may be worked
-    out wrongly."""
+    out wrongly. With ``preview`` the host only wants to know what would be written."""
 
     port: 8
     degraded: 1
     assumed: 1
+    preview: 1
 
 
 class Imports(wiring.Signature):
@@ -26,7 +27,7 @@ class Imports(wiring.Signature):
     request
         Imports, one at a time.
     response
-        One answer to each, as `hdl.flow.manage.ManageOpcode` has it for IMPORT.
+        One answer to each, as `hdl.metadata.bring_up.BringUp` has them.
     """
 
     def __init__(self, config: Config):
@@ -51,7 +52,7 @@ class HostChanges(wiring.Component):
     host
         The host's changes.
     changes
-        Those of the tables.
+        Those of the tables, and drives that are to be cleared.
     imports
         The others.
     busy
@@ -74,12 +75,15 @@ class HostChanges(wiring.Component):
         is_import, imported = Signal(), Signal()
         takes = host.request.valid & host.request.ready
         m.d.comb += [
-            is_import.eq(host.request.payload.opcode == ManageOpcode.IMPORT),
+            is_import.eq(
+                (host.request.payload.opcode == ManageOpcode.FOREIGN) & ~host.request.payload.clear
+            ),
             changes.request.payload.eq(host.request.payload),
             changes.request.valid.eq(host.request.valid & ~is_import),
             imports.request.payload.port.eq(host.request.payload.port),
             imports.request.payload.degraded.eq(host.request.payload.degraded),
             imports.request.payload.assumed.eq(host.request.payload.assumed),
+            imports.request.payload.preview.eq(host.request.payload.preview),
             imports.request.valid.eq(host.request.valid & is_import),
         ]
         with m.If(is_import):

@@ -311,6 +311,8 @@ class Metadata(wiring.Component):
             m.d.comb += inner.eq(blocks)
         m.d.comb += [
             spares.identity.eq(self.card.identity),
+            spares.known.eq(superblocks.known),
+            spares.blank.eq(Cat(finding == Finding.NONE for finding in superblocks.findings)),
             spares.spares.eq(self.spares),
             spares.tries.eq(self.tries_spare),
             spares.wiped.valid.eq(self.wipe.valid & self.wipe.ready),

@@ -65,6 +65,12 @@ class SpareKeeper(wiring.Component):
     what is so. If the drive of an ADD_SPARE or REMOVE_SPARE refuses that, the answer is
     DRIVE_UNAVAILABLE. Then it is so until power goes all the same.
 
+    The host can have the superblock of a drive cleared that is in no array. It is treated as one
+    that says that it is a spare, and is none. Nobody else learns of that change. Its answer is DONE
+    once the drive has stored zeros. It is IN_USE if the drive is a member or a spare, or if
+    `Keeper` keeps its superblock. It is NO_ENTRY if there is no superblock, and DRIVE_UNAVAILABLE
+    if the drive is not there, has been away meanwhile, or refuses the zeros.
+
     What is written is for the drive that is there. Meanwhile nobody changes the tables: `Keeper`
     rests (``pauses``) from the cycle in which it ``yields``. So no spare becomes a member while it
     is written.
@@ -82,13 +88,16 @@ class SpareKeeper(wiring.Component):
     Ports
     -----
     changes, passed
-        The host's changes, and the same for `hdl.metadata.change_turns.ChangeTurns`.
+        The host's changes, and the same for `hdl.metadata.change_turns.ChangeTurns`, but for drives
+        that are cleared.
     found
         A drive has been made a spare because it says that it is one.
     identity
         Of the card.
     capacity
         Blocks of the drive at each port.
+    known, blank
+        One bit per port. It is known what its drive holds; it holds no superblock.
     drives
         What the tables know of the drives.
     spares
@@ -130,6 +139,8 @@ class SpareKeeper(wiring.Component):
                 "found": In(Pulse(known_spare(config))),
                 "identity": In(IDENTITY_BITS),
                 "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
+                "known": In(config.ports),
+                "blank": In(config.ports),
                 "drives": In(DriveStates()),
                 "spares": In(MAX_DRIVES),
                 "tries": In(1),
@@ -179,6 +190,7 @@ class SpareKeeper(wiring.Component):
         self._opcode = Signal(ManageOpcode)
         self._changed = Signal(known_spare(config))
         self._left = Signal()  # its drive has been away
+        self._beyond = Signal()  # there is no such port
         self._notes = Signal()  # it is not known yet what the change is about
 
     def elaborate(self, platform) -> Module:
@@ -206,8 +218,9 @@ class SpareKeeper(wiring.Component):
             | (write.ongoing("SEND") & ~self.edit.ready)
             | (write.ongoing("LISTEN") & ~self.done.valid)
         ) & (
-            (change.ongoing("PASS") & ~(self.changes.request.valid & self.passed.request.ready))
+            (change.ongoing("PASS") & ~(self.changes.request.valid & self.changes.request.ready))
             | (change.ongoing("AWAIT") & ~self.passed.response.valid)
+            | (change.ongoing("CLEAR") & ~self._may_clear)
             | (change.ongoing("HOLD") & self._todo.any())
             | (change.ongoing("ANSWER") & ~self.changes.response.ready)
         )
@@ -319,19 +332,23 @@ class SpareKeeper(wiring.Component):
         changed = self._changed
         bit = changed.port
         with m.State("PASS"):
+            clears = request.payload.opcode == ManageOpcode.FOREIGN
             m.d.comb += [
                 asked.payload.eq(request.payload),
-                asked.valid.eq(request.valid),
-                request.ready.eq(asked.ready),
+                asked.valid.eq(request.valid & ~clears),
+                request.ready.eq(asked.ready | clears),
             ]
             m.d.sync += [
                 self._left.eq(0),
+                self._beyond.eq(request.payload.port >= self._config.ports),
                 self._opcode.eq(request.payload.opcode),
                 changed.port.eq(request.payload.port),
                 changed.dedicated.eq(request.payload.dedicated),
                 changed.array.eq(request.payload.array),
             ]
-            with m.If(request.valid & asked.ready):
+            with m.If(request.valid & clears):
+                m.next = "CLEAR"
+            with m.Elif(request.valid & asked.ready):
                 m.next = "AWAIT"
 
         with m.State("AWAIT"):
@@ -353,12 +370,36 @@ class SpareKeeper(wiring.Component):
                     m.d.comb += self._homes.store()
                     m.d.sync += self._dedicated.bit_select(bit, 1).eq(changed.dedicated)
 
+        # From now on what the drive holds is of no meaning to those who look for arrays.
+        with m.State("CLEAR"):
+            m.d.sync += [
+                response.payload.eq(0),
+                response.payload.status.eq(ManageStatus.DRIVE_UNAVAILABLE),
+            ]
+            kept = self._is_kept.bit_select(bit, 1)
+            with m.If(self._may_clear):
+                m.next = "ANSWER"
+                with m.If(kept & ~self._beyond):
+                    m.d.sync += response.payload.status.eq(ManageStatus.IN_USE)
+                with m.Elif(self.blank.bit_select(bit, 1) & ~self._beyond):
+                    m.d.sync += response.payload.status.eq(ManageStatus.NO_ENTRY)
+                with m.Elif(self.drives.present.bit_select(bit, 1) & ~self._beyond):
+                    m.d.sync += [
+                        self._says.bit_select(bit, 1).eq(1),
+                        self._refused.bit_select(bit, 1).eq(0),
+                        response.payload.status.eq(ManageStatus.DONE),
+                    ]
+                    m.next = "HOLD"
+
         with m.State("HOLD"):
             # A spare may have become a member by now.
             adds = self._opcode == ManageOpcode.ADD_SPARE
             used = self.drives.used.bit_select(bit, 1)
             has = (self._sure | self._exempt).bit_select(bit, 1) | used
-            removes = self._opcode == ManageOpcode.REMOVE_SPARE
+            removes = Cat(
+                self._opcode == opcode
+                for opcode in (ManageOpcode.REMOVE_SPARE, ManageOpcode.FOREIGN)
+            ).any()
             # One that has left may come back and say what it said.
             fails = (adds & ~has) | (removes & (self._says.bit_select(bit, 1) | self._left))
             with m.If(self._is_written):
@@ -370,6 +411,18 @@ class SpareKeeper(wiring.Component):
             m.d.comb += response.valid.eq(1)
             with m.If(response.ready):
                 m.next = "PASS"
+
+    @property
+    def _is_kept(self) -> Value:
+        """What the drive of each port says is not to be cleared."""
+        return self.drives.used | self.spares | self.owned
+
+    @property
+    def _may_clear(self) -> Value:
+        """It is known what the drive of the change holds, and nobody looks at it."""
+        there = self.drives.present.bit_select(self._changed.port, 1)
+        known = self.known.bit_select(self._changed.port, 1)
+        return (known | ~there | self._beyond) & ~self.holds & ~self.tries
 
     @property
     def _is_written(self) -> Value:

@@ -83,6 +83,7 @@ class AdminOpcode(enum.Enum, shape=8):
     RE_ADD = 0xE8
     MIGRATE = 0xEC
     IMPORT = 0xF0
+    CLEAR_DRIVE = 0xF4
 
 
 class IoOpcode(enum.Enum, shape=8):

@@ -27,9 +27,13 @@ DELETE_ARRAY = 0xC4
 CREATE_VOLUME = 0xC8
 DELETE_VOLUME = 0xCC
 IMPORT = 0xF0
+CLEAR_DRIVE = 0xF4
 
 ASSUMED, IDLE, DEGRADED, ZERO = (1 << bit for bit in (4, 5, 6, 31))
-"""Flags of create array."""
+"""Flags of create array. The first and the third are flags of import array as well."""
+
+PREVIEW = 1 << 5
+"""Flag of import array."""
 
 LEAST = {
     Level.RAID0: 2,
@@ -209,6 +213,34 @@ async def delete_array(nvme: Nvme, array: int) -> None:
     await nvme.admin(command, f"delete array {array}", {IN_USE: "delete its volumes first"})
 
 
+async def _import(nvme: Nvme, port: int, flags: int, what: str) -> int:
+    """Imports an array, or asks what that would do. Returns DW0."""
+    command = Command(IMPORT, dwords=(flags, number("port", port, 8)))
+    hints = {
+        INVALID_OPCODE: "only a card with `metadata` imports arrays",
+        INVALID_FIELD: "the card has no such arrays (docs/metadata.md, Which drives make an "
+        "array), or Linux has to make its drives alike: assemble it there, write to it, stop it",
+        DRIVE_UNAVAILABLE: "plug the drives that are missing, or import with degraded=True, and "
+        "with assumed=True too if power went while it was being written",
+        NO_ENTRY: "the drive belongs to no array, or the card has as many as it can",
+        IN_USE: "the drive belongs to an array that is there",
+    }
+    done = await nvme.admin(command, f"{what} the array of the drive at port {port}", hints)
+    return done.result
+
+
+async def preview_import(
+    nvme: Nvme, port: int, *, degraded: bool = False, assumed: bool = False
+) -> list[int]:
+    """The ports of the drives that `import_array` would write, which are the array's members.
+
+    Nothing is written. It ends as the import would, with the same errors.
+    """
+    flags = DEGRADED * degraded | ASSUMED * assumed | PREVIEW
+    mask = await _import(nvme, port, flags, "preview the import of")
+    return [port for port in range(MEMBERS) if mask >> port & 1]
+
+
 async def import_array(
     nvme: Nvme, port: int, *, degraded: bool = False, assumed: bool = False
 ) -> int:
@@ -221,20 +253,22 @@ async def import_array(
     power. Blocks of the missing drive that were being written, or lie beside such blocks, may be
     wrong then.
     """
-    flags = DEGRADED * degraded | ASSUMED * assumed
-    command = Command(IMPORT, dwords=(flags, number("port", port, 8)))
+    return await _import(nvme, port, DEGRADED * degraded | ASSUMED * assumed, "import")
+
+
+async def clear_drive(nvme: Nvme, port: int) -> None:
+    """Clears the superblock of a drive that is in no array, so that it belongs to none any more.
+
+    What the drive holds besides stays, but nobody finds an array on it.
+    """
     hints = {
-        INVALID_OPCODE: "only a card with `metadata` imports arrays",
-        INVALID_FIELD: "the card has no such arrays (docs/metadata.md, Which drives make an "
-        "array), or Linux has to make its drives alike: assemble it there, write to it, stop it",
-        DRIVE_UNAVAILABLE: "plug the drives that are missing, or import with degraded=True, and "
-        "with assumed=True too if power went while it was being written",
-        NO_ENTRY: "the drive belongs to no array, or the card has as many as it can",
-        IN_USE: "the drive belongs to an array that is there",
+        INVALID_OPCODE: "only a card with `metadata` reads superblocks",
+        DRIVE_UNAVAILABLE: "there is no drive, or it does not store zeros",
+        NO_ENTRY: "the drive has no superblock",
+        IN_USE: "the drive is a member of an array, or a hot spare",
     }
-    what = f"import the array of the drive at port {port}"
-    done = await nvme.admin(command, what, hints)
-    return done.result
+    command = Command(CLEAR_DRIVE, dwords=(0, number("port", port, 8)))
+    await nvme.admin(command, f"clear the drive at port {port}", hints)
 
 
 async def create_volume(

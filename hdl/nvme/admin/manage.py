@@ -37,7 +37,10 @@ def opcodes(config: Config) -> dict[AdminOpcode, ManageOpcode]:
     if config.intent_chunks:
         found |= {AdminOpcode.RE_ADD: ManageOpcode.RE_ADD}
     if config.metadata:
-        found |= {AdminOpcode.IMPORT: ManageOpcode.IMPORT}
+        found |= {
+            AdminOpcode.IMPORT: ManageOpcode.FOREIGN,
+            AdminOpcode.CLEAR_DRIVE: ManageOpcode.FOREIGN,
+        }
     return found
 
 
@@ -79,7 +82,8 @@ class Manage(wiring.Component):
     status
         With ``done``: the status field.
     result
-        With ``done``: DW0, the number of the array or volume.
+        With ``done``: DW0, the number of the array or volume. Of the preview of an import: a bit
+        for each drive that it would write.
     changed
         A pulse: ``volume`` has been created or deleted.
     created
@@ -182,6 +186,8 @@ class Manage(wiring.Component):
             degraded=command.cdw10[6],
             rate=command.cdw10[:8],
             spare=command.cdw11[8],
+            preview=command.cdw10[5],
+            clear=command.opcode == AdminOpcode.CLEAR_DRIVE.value,
         )
 
     def _wrong(self, m: Module) -> Value:
@@ -246,7 +252,7 @@ class Manage(wiring.Component):
                     m.d.comb += self.status.eq(status_field(StatusCode.INTERNAL_ERROR))
             with m.If(standard & (response.status == ManageStatus.NO_ENTRY)):
                 m.d.comb += self.status.eq(Mux(every, 0, status_field(StatusCode.INVALID_FIELD)))
-            m.d.comb += self.result.eq(Mux(standard, 0, response.index))
+            m.d.comb += self.result.eq(Mux(standard, 0, response.index | response.drives))
             with m.If(self.table_changes.response.valid):
                 succeeded = response.status == ManageStatus.DONE
                 deletes = self.table_changes.request.payload.opcode == ManageOpcode.DELETE_VOLUME
