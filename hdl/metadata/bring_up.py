@@ -682,10 +682,10 @@ class BringUp(wiring.Component):
             with m.If(response.valid):
                 with m.If(self._wanted):
                     m.d.sync += self.imports.response.payload.eq(response.payload)
-                with m.If(self._previews):
-                    self._tell(m, ManageStatus.IN_USE)
                 m.next = "PASS"
                 with m.If(response.payload.status == ManageStatus.DONE):
+                    with m.If(self._previews):
+                        self._tell(m, ManageStatus.IN_USE)
                     # Its other drives.
                     m.d.sync += self._why.eq(Hindrance.LEFT_OUT)
                     m.next = "GIVE"
