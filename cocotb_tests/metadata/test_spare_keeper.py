@@ -77,7 +77,8 @@ class Port:
     """A port, and what the tables and the supervisor know of it. ``home`` is the array that its
     spare is for. ``was`` is what it has been since the block began to write. ``calm`` counts cycles
     since something happened to it, and ``wrong`` those in which its drive has not said what is so.
-    In cycle ``owned_at`` it was the keeper's for the last time."""
+    In cycle ``owned_at`` it was the keeper's for the last time. A ``broken`` drive has been given
+    up."""
 
     drive: Drive = field(default_factory=Drive)
     present: bool = True
@@ -85,6 +86,7 @@ class Port:
     spare: bool = False
     home: int | None = None
     refuses: bool = False
+    broken: bool = False
     failed: bool = False
     owned: bool = False
     was: set[bool] = field(default_factory=set)
@@ -156,7 +158,12 @@ class Bench:
         self._change: Any = None  # the host's change that is being made
         self._asked = 0  # it, as it was asked for
         self._stay = False  # no drive goes
-        self._clears: Port | None = None  # the port of which the host has the drive cleared
+        # The port of which the host has the drive cleared, and the drive that was there; how often
+        # the block said that one has been.
+        self._clears: Port | None = None
+        self._cleared: Drive | None = None
+        self._pulses = 0
+        self._exchanges: Port | None = None  # whose drive is exchanged as it is to be cleared
         self._told: tuple = ()  # how it ended, and what else was told
         self._cycles = 0
         self._edits = False
@@ -196,7 +203,7 @@ class Bench:
         forgotten = port.spare and port.home in FORGOTTEN
         assert makes in port.was or (forgotten and not makes), f"{port} is not to be written"
         # A drive that has come since the edit is offered is not written.
-        clears = port is self._clears
+        clears = port is self._clears and port.drive is self._cleared
         assert port.drive.asked or self._gone or clears, f"{port} holds what nobody knows"
         self.seen["cleared"] += clears
         assert not (port.used or port.owned), f"{port} is the keeper's"
@@ -233,7 +240,7 @@ class Bench:
         if gone:
             status = DriveStatus.GONE
             self.seen["gone"] += 1
-        elif port.refuses:
+        elif port.refuses or port.broken:
             status = DriveStatus.MEDIUM_ERROR
             port.failed = True
             self.seen["refused"] += 1
@@ -334,7 +341,7 @@ class Bench:
             page = self.random.choice((None, *sets, *sets, 1234))
             port.drive = Drive(page=page)
             self.seen["other drives"] += 1
-        port.refuses = port.failed = port.drive.made = False
+        port.refuses = port.failed = port.broken = port.drive.made = False
         port.present, port.calm = True, 0
 
     async def _look(self) -> None:
@@ -385,6 +392,16 @@ class Bench:
                 self._holds = False
             elif what < 0.018:
                 choose.choice(self.ports).refuses ^= True
+            elif what < 0.019:
+                port = choose.choice(self.ports)
+                port.broken |= not port.is_others
+            elif port := self._exchanges:
+                # The drive is exchanged while drives are being looked at.
+                self._holds, self._exchanges = True, None
+                await cycles_pass(self.dut.clk, choose.choice((8, 20)))
+                await self._exchange(port)
+                await cycles_pass(self.dut.clk, READ + 5)
+                self._holds = False
 
     async def exchange(self) -> None:
         """Drives go and come, whatever else happens."""
@@ -407,6 +424,10 @@ class Bench:
         while True:
             show("spares", sum(port.spare << n for n, port in enumerate(self.ports)))
             show("drives__used", sum(port.used << n for n, port in enumerate(self.ports)))
+            show(
+                "drives__failed",
+                sum((not p.present or p.broken) << n for n, p in enumerate(self.ports)),
+            )
             show("drives__present", sum(port.present << n for n, port in enumerate(self.ports)))
             show("owned", sum(port.owned << n for n, port in enumerate(self.ports)))
             show("known", sum(port.is_known << n for n, port in enumerate(self.ports)))
@@ -421,6 +442,7 @@ class Bench:
             offered = unpack(member_edit(CONFIG), sample(dut.edit__payload)).superblock.port
             gone = self._gone or not self.ports[offered % CONFIG.ports].present
             self._gone = bool(sample(dut.edit__valid)) and gone
+            self._pulses += sample(dut.cleared)
             pauses = bool(sample(dut.pauses))
             if pauses and not self._pauses:
                 assert shown["yields"] and not shown["holds"] and not shown["tries"], shown
@@ -474,6 +496,9 @@ class Bench:
             assert forgotten or port.drive.page == self._set(port.home), port
         if opcode == ManageOpcode.REMOVE_SPARE and done and not port.spare:
             assert not port.drive.made, port
+        if opcode == ManageOpcode.REMOVE_SPARE and port.failed and not port.is_others:
+            self.seen["a spare cleared that had refused"] += 1
+            await self._clear_again(number)
 
     async def _clear(self, number: int) -> None:
         """The host has a drive cleared, or is told why not. A port may be none."""
@@ -485,12 +510,23 @@ class Bench:
         beyond = number >= CONFIG.ports
         self._clears = None if beyond else port
         before, drive, was_kept = self._cycles, port.drive, port.is_others
+        self._cleared, page, cleared = drive, drive.page, self.seen["cleared"]
+        pulses = self._pulses
+        if self.random.random() < 0.1 and not self._stay:
+            port.refuses = True
+        if self.random.random() < 0.15 and not self._stay:
+            self._exchanges = port
+            while not self._holds:
+                await RisingEdge(self.dut.clk)
+            self.seen["exchanged before it was cleared"] += 1
         self.host.send(self._asked)
         answer = await self.answers.receive(cycles=MOST_CYCLES)
         self._clears = None
         status = answer.status
         self.seen[f"clear {status.name}"] += 1
         assert answer.index == answer.drives == 0
+        assert self._pulses - pulses == (status == ManageStatus.DONE)
+        written = self.seen["cleared"] > cleared
         if beyond:
             assert status == ManageStatus.DRIVE_UNAVAILABLE
             return
@@ -500,15 +536,22 @@ class Bench:
         if status == ManageStatus.IN_USE:
             assert was_kept or port.is_others or port.owned_at >= before, port
         elif status == ManageStatus.DRIVE_UNAVAILABLE:
-            assert away or port.failed or port.owned_at >= before, port
+            assert away or port.failed or port.broken or port.owned_at >= before, port
             if port.failed and self.random.random() < 0.7:
-                port.refuses, self._stay = False, True
-                self.seen["cleared once more"] += 1
-                await self._clear(number)
-                self._stay = False
+                await self._clear_again(number)
         else:
             assert status in (ManageStatus.DONE, ManageStatus.NO_ENTRY)
-            assert not away and not was_kept and drive.page is None, port
+            assert not away and not (was_kept and port.is_others) and drive.page is None, port
+            blank = page is None and not written
+            assert written or blank, f"{port} has been written by others"
+            assert (status == ManageStatus.NO_ENTRY) == blank, port
+
+    async def _clear_again(self, number: int) -> None:
+        """The host has a drive cleared that has refused what was to be written."""
+        self.ports[number].refuses, self._stay = False, True
+        self.seen["cleared once more"] += 1
+        await self._clear(number)
+        self._stay = False
 
     async def check_rest(self) -> None:
         """Once nothing happens any more each drive says what it is, unless it has refused that."""
@@ -540,7 +583,8 @@ async def drives_say_what_they_are(dut, active):
     wanted = ("made", "erased", "gone", "refused", "stepped in", "not taken", "left as a spare",
               "other drives", "found", "like those of Linux", "ADD_SPARE DRIVE_UNAVAILABLE",
               "REMOVE_SPARE DONE", "cleared", "clear DONE", "clear IN_USE", "clear NO_ENTRY",
-              "clear DRIVE_UNAVAILABLE", "cleared once more")  # fmt: skip
+              "clear DRIVE_UNAVAILABLE", "cleared once more",
+              "exchanged before it was cleared")  # fmt: skip
     assert not [what for what in wanted if not bench.seen[what]], bench.seen
 
 
@@ -627,6 +671,14 @@ class ClearsMembers(SpareKeeper):
         return self.spares | self.owned
 
 
+class ClearsAnother(SpareKeeper):
+    """Planted bug: a drive is cleared that has come since the host asked for that."""
+
+    @property
+    def _stayed(self) -> Value:
+        return self.drives.present.bit_select(self._changed.port, 1) & ~self._beyond
+
+
 class NeverTriesAgain(SpareKeeper):
     """Planted bug: a drive that has refused what was to be written cannot be cleared."""
 
@@ -638,6 +690,7 @@ class NeverTriesAgain(SpareKeeper):
 BUGS = (
     AnswersAtOnce,
     ClearsMembers,
+    ClearsAnother,
     NeverTriesAgain,
     ForgetsNothing,
     Disturbs,

@@ -1,25 +1,30 @@
 """Drives that come from elsewhere, and arrays that are imported (`Config.metadata`)."""
 
 import os
+from dataclasses import replace
 from functools import partial
 
 import pytest
-from amaranth.hdl import Module
+from amaranth.hdl import Const, Module, Value
 
-from cocotb_tests.native.native_lives import job_ends, made
+from cocotb_tests.native.native_lives import job_ends, made, write
 from hdl.array.tables.tables import ArrayTables
-from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
+from hdl.background.jobs import JobState
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTORS_PER_BLOCK
 from hdl.controller import Controller
 from hdl.flow.geometry import Level
+from hdl.flow.walk import WalkKind
+from hdl.metadata.bring_up import BringUp
 from hdl.metadata.found_set import Hindrance
 from hdl.metadata.superblock import BLOCK, Finding
-from powercut.lives import CONFIG, IDENTITY, IN_USE, POLL_NS, Known, Lives, contents
+from powercut.lives import CONFIG, DRIVE, IDENTITY, IN_USE, POLL_NS, Known, Lives, contents
+from sim.golden.superblock import Superblock
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
-DRIVE_UNAVAILABLE, NO_ENTRY = 0x1C0, 0x1C1
+INVALID_FIELD, DRIVE_UNAVAILABLE, NO_ENTRY = 0x002, 0x1C0, 0x1C1
 """Status of changes that are refused."""
 
 OTHER = IDENTITY + 1
@@ -276,7 +281,8 @@ def test_an_array_that_lacks_a_drive():
     assert lives.seen["arrays brought up degraded"] == 4, lives.seen
 
 
-def test_what_is_wrong_with_drives_is_listed():
+@pytest.mark.parametrize("owner", [IDENTITY, OTHER], ids=["own", "other"])
+def test_what_is_wrong_with_drives_is_listed(owner):
     """A superblock that is damaged, none, a drive that does not give it, and more arrays than the
     card has numbers for."""
     lives = Lives(SEED)
@@ -298,8 +304,10 @@ def test_what_is_wrong_with_drives_is_listed():
         card.harness.medium_error(4, BLOCK)
         await card.nvme.start()
         assert CONFIG.arrays == len(await raid.arrays(card.nvme)) == 2
-        assert await hindrances(card) == {2: Hindrance.NO_PLACE}
+        before = Hindrance.NO_PLACE if owner == IDENTITY else Hindrance.ELSEWHERE
+        assert await hindrances(card) == {2: before}
         assert await refused(card, 2) == NO_ENTRY
+        assert await hindrances(card) == {2: Hindrance.NO_PLACE}
         found = [drive.superblock for drive in await raid.drives(card.nvme)]
         valid, unreadable = Finding.VALID, Finding.UNREADABLE
         assert found == [valid, valid, valid, Finding.DAMAGED, unreadable, Finding.UNREAD]
@@ -311,8 +319,8 @@ def test_what_is_wrong_with_drives_is_listed():
         assert await hindrances(card) == {}
         assert (await raid.drives(card.nvme))[2].superblock == Finding.NONE
 
-    for life in (two, one):
-        with lives.power() as card:
+    for life, identity in ((two, IDENTITY), (one, owner)):
+        with lives.power(identity=identity) as card:
             card.run(life(card))
     page = bytearray(lives.page(2))
     page[300] ^= 1
@@ -349,6 +357,8 @@ def test_foreign_drives_are_cleared():
         card.harness.refuse_writes(left_out, BLOCK)
         assert await cleared(card, left_out) == DRIVE_UNAVAILABLE
         assert card.harness.read_drive(left_out, BLOCK) == before
+        await card.transport.sleep(20 * POLL_NS)
+        assert await hindrances(card) == dict.fromkeys((left_out, 5), Hindrance.ELSEWHERE)
         card.harness.accept_writes(left_out, BLOCK)
         assert await cleared(card, left_out) == 0
         assert await cleared(card, left_out) == NO_ENTRY
@@ -356,13 +366,13 @@ def test_foreign_drives_are_cleared():
             assert not any(card.harness.read_drive(port, BLOCK))
             assert (await raid.drives(card.nvme))[port].superblock == Finding.NONE
         assert await refused(card, left_out) == NO_ENTRY
-        # One that has gone by the time at which it would be written.
+        # What is left of that array is another card's, which misses a drive.
+        await card.transport.sleep(20 * POLL_NS)
+        assert await hindrances(card) == {5: Hindrance.AWAITED}
         card.harness.remove(5)
         assert await cleared(card, 5) == DRIVE_UNAVAILABLE
         card.harness.insert(5)
         await card.transport.sleep(20 * POLL_NS)
-        # What is left of that array is another card's, which misses a drive.
-        assert (await hindrances(card))[5] == Hindrance.AWAITED
         await raid.create_array(card.nvme, Level.JBOD, (left_out,))
         await lives.shut_down(card)
 
@@ -380,6 +390,90 @@ def test_foreign_drives_are_cleared():
     page[300] ^= 1
     lives.images[damaged][BLOCK] = bytes(page)
     for life in (begin, again):
+        with lives.power() as card:
+            card.run(life(card))
+
+
+def test_an_array_is_there_once_what_hinders_it_is_cleared():
+    """Two drives do not agree on what an array is. The host has one of them cleared."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await job_ends(card, await made(card, lives, Level.RAID1, [0, 1]))
+        await lives.shut_down(card)
+
+    async def clears(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        assert await raid.arrays(card.nvme) == []
+        assert await hindrances(card) == dict.fromkeys((0, 1, 3), Hindrance.DIFFERENT)
+        assert await refused(card, 0) == INVALID_FIELD
+        assert await cleared(card, 3) == 0
+        await card.transport.sleep(20 * POLL_NS)
+        assert await hindrances(card) == {} and await refused(card, 0) == IN_USE
+        await lives.look(card)
+
+    with lives.power() as card:
+        card.run(begin(card))
+    lives.images[3] = dict(lives.images[0])
+    one = Superblock.unpack(lives.page(3), sectors=DRIVE.capacity * SECTORS_PER_BLOCK)
+    lives.images[3][BLOCK] = replace(one, level=0).pack()
+    with lives.power() as card:
+        card.run(clears(card))
+
+
+def test_a_preview_as_the_drive_comes():
+    """An array is brought up that lacked a drive, just as the host asks what an import would do."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await made(card, lives, Level.RAID5, [0, 1, 2])
+
+    async def asks(card: SimulatedCard) -> None:
+        card.harness.remove(1)
+        await card.nvme.start()
+        card.harness.insert(1)
+        assert await refused(card, 0) == IN_USE
+        await lives.look(card)
+
+    for life in (begin, asks):
+        with lives.power() as card:
+            card.run(life(card))
+
+
+def test_an_import_without_two_drives():
+    """Of a RAID 6 one drive was being rebuilt, and another one dies with the power."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID6, [0, 1, 2, 3])
+        await job_ends(card, array)
+        card.harness.remove(1)
+        await card.transport.sleep(20 * POLL_NS)
+        card.harness.insert(1, blank=True)
+        await background.set_rate(card.nvme, 1)
+        await background.replace_member(card.nvme, array.number, 1, 1)
+        array.lost = {1}
+        await write(card, lives, array, 5)
+
+    async def imports(card: SimulatedCard) -> None:
+        card.harness.remove(3)
+        await card.nvme.start()
+        assert await hindrances(card) == dict.fromkeys(range(3), Hindrance.DOUBTFUL)
+        (array,) = lives.arrays
+        assert await preview(card, 1, degraded=True, assumed=True) == [0, 1, 2]
+        array.number = await raid.import_array(card.nvme, 2, degraded=True, assumed=True)
+        array.lost = {1, 3}
+        await lives.look(card)
+        job = await job_ends(card, array)
+        assert (job.kind, job.state) == (WalkKind.REBUILD, JobState.DONE), job
+        (one,) = await raid.arrays(card.nvme)
+        assert one.missing == 1 and not any(member.stale for member in one.members), one
+        await lives.look_again(card)
+
+    for life in (begin, imports):
         with lives.power() as card:
             card.run(life(card))
 
@@ -436,5 +530,24 @@ def test_an_old_superblock_is_found(monkeypatch):
         "cocotb_tests.native.test_native_imports.Lives",
         partial(Lives, component=partial(Controller, config=CONFIG)),
     )
-    with pytest.raises(AssertionError, match="blocks of another array|torn, and it is clean"):
+    with pytest.raises(AssertionError, match=r"blocks of another array|torn, and it is clean"):
         test_a_drive_that_was_a_member_elsewhere()
+
+
+class ImportsAtOnce(BringUp):
+    """A planted bug: a preview is an import."""
+
+    @property
+    def _previews(self) -> Value:
+        return Const(0)
+
+
+@pytest.mark.slow
+def test_an_import_without_a_word_is_found(monkeypatch):
+    monkeypatch.setattr("hdl.metadata.metadata.BringUp", ImportsAtOnce)
+    monkeypatch.setattr(
+        "cocotb_tests.native.test_native_imports.Lives",
+        partial(Lives, component=partial(Controller, config=CONFIG)),
+    )
+    with pytest.raises(AssertionError):
+        test_an_array_that_lacks_a_drive()

@@ -125,6 +125,8 @@ class BringUp(wiring.Component):
         of the set. To a ``preview``: DONE, with a bit for each drive that would be written.
     rests
         Superblocks and lists say what is so.
+    cleared
+        A pulse. A drive that was there does not hold a superblock any more.
     kept, record_read
         Which arrays have superblocks, and what these say (`hdl.metadata.keeper.Keeper`).
     changes
@@ -169,6 +171,7 @@ class BringUp(wiring.Component):
                 "bitmaps": Out(BitmapReads(config)),
                 "imports": In(Imports(config)),
                 "rests": In(1),
+                "cleared": In(1),
                 "kept": In(config.arrays),
                 "record_read": Out(record_read(config)),
                 "changes": Out(Changes(config)),
@@ -342,8 +345,8 @@ class BringUp(wiring.Component):
             # What a missing drive held could be worked out wrongly.
             asked.degraded.eq(~self._dirty | mirrors | self._forced),
             asked.assumed.eq(~self._dirty | (self._forced & ~mirrors)),
-            # The rebuild makes rows consistent as well.
-            asked.idle.eq(self._dirty & self._rebuilds),
+            # The rebuild makes rows consistent as well, unless they are assumed to be.
+            asked.idle.eq(self._dirty & self._rebuilds & ~(self._forced & ~mirrors)),
             asked.complete.eq(~self._rebuilds),
             asked.marked.eq(self._knows_stale_rows if self._config.durable_marks else 0),
             asked.kind.eq(WalkKind.REBUILD),
@@ -379,7 +382,9 @@ class BringUp(wiring.Component):
             self._seen.eq(self._seen & self.known),
             self._used.eq(self.drives.used),
             self._again.eq(
-                (self._again & ~self._assembler.start) | (self._used & ~self.drives.used).any()
+                (self._again & ~self._assembler.start)
+                | (self._used & ~self.drives.used).any()
+                | self.cleared
             ),
         ]
         m.d.comb += [self._assembler.start.eq(self._starts), asked.ready.eq(self._starts)]
@@ -458,7 +463,7 @@ class BringUp(wiring.Component):
                             self._tell(m, ManageStatus.INVALID_FIELD)
             with m.Else():
                 m.d.sync += self._forced.eq(self._forced | (self._wanted & forced))
-                with m.If(hindrance != Hindrance.NOTHING):
+                with m.If(self._why == Hindrance.NOTHING):
                     m.d.sync += self._why.eq(hindrance)
 
         with m.State("PASS"):
@@ -642,14 +647,17 @@ class BringUp(wiring.Component):
                 self._tell(m, ManageStatus.DRIVE_UNAVAILABLE)
             # One that nothing hinders any more is brought up whatever is asked.
             with m.Elif(self._previews & (is_forced | ~is_own)):
-                self._tell(m, ManageStatus.DONE)
-                m.d.sync += self.imports.response.payload.drives.eq(named & self.drives.present)
                 with m.If(self.kept.all()):
                     self._tell(m, ManageStatus.NO_ENTRY)
-                with m.If(doubtful):
-                    m.d.sync += self._why.eq(Hindrance.DOUBTFUL)
-                with m.Elif(~self._forced):
-                    m.d.sync += self._why.eq(Hindrance.ELSEWHERE)
+                with m.Else():
+                    self._tell(m, ManageStatus.DONE)
+                    m.d.sync += self.imports.response.payload.drives.eq(
+                        named & self.drives.present
+                    )
+                with m.If(self._why == Hindrance.NOTHING):
+                    m.d.sync += self._why.eq(
+                        Mux(doubtful, Hindrance.DOUBTFUL, Hindrance.ELSEWHERE)
+                    )
             with m.Elif(is_own | self._wanted):
                 m.next = "CREATE"
             with m.Else():
@@ -686,6 +694,7 @@ class BringUp(wiring.Component):
                 with m.If(response.payload.status == ManageStatus.DONE):
                     with m.If(self._previews):
                         self._tell(m, ManageStatus.IN_USE)
+                        m.d.sync += self.imports.response.payload.index.eq(0)
                     # Its other drives.
                     m.d.sync += self._why.eq(Hindrance.LEFT_OUT)
                     m.next = "GIVE"

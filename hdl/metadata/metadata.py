@@ -265,6 +265,7 @@ class Metadata(wiring.Component):
             self.foreign.eq(self.present & superblocks.known & bring_up.valid & ~self.drives.used),
             bring_up.kept.eq(keeper.kept),
             bring_up.rests.eq(keeper.rests),
+            bring_up.cleared.eq(self._spares.cleared),
             turns.holds.eq(bring_up.holds),
             bring_up.held.eq(turns.held),
             bring_up.exists.eq(self.volume_exists),

@@ -67,9 +67,10 @@ class SpareKeeper(wiring.Component):
 
     The host can have the superblock of a drive cleared that is in no array. It is treated as one
     that says that it is a spare, and is none. Nobody else learns of that change. Its answer is DONE
-    once the drive has stored zeros. It is IN_USE if the drive is a member or a spare, or if
+    once the drive has stored zeros. It is IN_USE if the port is that of a member or a spare, or if
     `Keeper` keeps its superblock. It is NO_ENTRY if there is no superblock, and DRIVE_UNAVAILABLE
-    if the drive is not there, has been away meanwhile, or refuses the zeros.
+    if the drive is not there, has been away meanwhile, has been given up, or refuses the zeros.
+    One that refuses them says what it says, as before.
 
     What is written is for the drive that is there. Meanwhile nobody changes the tables: `Keeper`
     rests (``pauses``) from the cycle in which it ``yields``. So no spare becomes a member while it
@@ -123,6 +124,8 @@ class SpareKeeper(wiring.Component):
         Those of a user of `hdl.metadata.superblocks.Superblocks`, while ``pauses``.
     rests
         Each drive says what is so, or has refused that.
+    cleared
+        A pulse. The host has had a drive cleared.
     claimed
         One bit per port. Its superblock is that of a spare which is known, or nobody knows what
         it is.
@@ -159,6 +162,7 @@ class SpareKeeper(wiring.Component):
                 "facts": Out(SuperblockFacts),
                 "done": In(stream.Signature(DriveStatus)),
                 "rests": Out(1),
+                "cleared": Out(1),
                 "claimed": Out(MAX_DRIVES),
                 "busy": Out(1),
             }
@@ -191,6 +195,7 @@ class SpareKeeper(wiring.Component):
         self._changed = Signal(known_spare(config))
         self._left = Signal()  # its drive has been away
         self._beyond = Signal()  # there is no such port
+        self._said = Signal()  # what it says was of no meaning before it is to be cleared
         self._notes = Signal()  # it is not known yet what the change is about
 
     def elaborate(self, platform) -> Module:
@@ -376,16 +381,17 @@ class SpareKeeper(wiring.Component):
                 response.payload.eq(0),
                 response.payload.status.eq(ManageStatus.DRIVE_UNAVAILABLE),
             ]
-            kept = self._is_kept.bit_select(bit, 1)
+            says = self._says.bit_select(bit, 1)
             with m.If(self._may_clear):
                 m.next = "ANSWER"
-                with m.If(kept & ~self._beyond):
+                with m.If(self._stayed & self._is_kept.bit_select(bit, 1)):
                     m.d.sync += response.payload.status.eq(ManageStatus.IN_USE)
-                with m.Elif(self.blank.bit_select(bit, 1) & ~self._beyond):
+                with m.Elif(self._stayed & self.blank.bit_select(bit, 1)):
                     m.d.sync += response.payload.status.eq(ManageStatus.NO_ENTRY)
-                with m.Elif(self.drives.present.bit_select(bit, 1) & ~self._beyond):
+                with m.Elif(self._stayed & ~self.drives.failed.bit_select(bit, 1)):
                     m.d.sync += [
-                        self._says.bit_select(bit, 1).eq(1),
+                        self._said.eq(says),
+                        says.eq(1),
                         self._refused.bit_select(bit, 1).eq(0),
                         response.payload.status.eq(ManageStatus.DONE),
                     ]
@@ -396,16 +402,23 @@ class SpareKeeper(wiring.Component):
             adds = self._opcode == ManageOpcode.ADD_SPARE
             used = self.drives.used.bit_select(bit, 1)
             has = (self._sure | self._exempt).bit_select(bit, 1) | used
-            removes = Cat(
-                self._opcode == opcode
-                for opcode in (ManageOpcode.REMOVE_SPARE, ManageOpcode.FOREIGN)
-            ).any()
+            clears = self._opcode == ManageOpcode.FOREIGN
+            removes = (self._opcode == ManageOpcode.REMOVE_SPARE) | clears
             # One that has left may come back and say what it said.
             fails = (adds & ~has) | (removes & (self._says.bit_select(bit, 1) | self._left))
             with m.If(self._is_written):
                 m.next = "ANSWER"
+                m.d.comb += self.cleared.eq(clears & ~fails)
                 with m.If(fails):
                     m.d.sync += response.payload.status.eq(ManageStatus.DRIVE_UNAVAILABLE)
+                # It may have become a spare, as a migration has ended.
+                with m.If(fails & clears & self._is_kept.bit_select(bit, 1)):
+                    m.d.sync += response.payload.status.eq(ManageStatus.IN_USE)
+                with m.Elif(fails & clears & ~self._said):
+                    m.d.sync += [
+                        self._says.bit_select(bit, 1).eq(0),
+                        self._refused.bit_select(bit, 1).eq(0),
+                    ]
 
         with m.State("ANSWER"):
             m.d.comb += response.valid.eq(1)
@@ -420,9 +433,14 @@ class SpareKeeper(wiring.Component):
     @property
     def _may_clear(self) -> Value:
         """It is known what the drive of the change holds, and nobody looks at it."""
-        there = self.drives.present.bit_select(self._changed.port, 1)
         known = self.known.bit_select(self._changed.port, 1)
-        return (known | ~there | self._beyond) & ~self.holds & ~self.tries
+        return (known | ~self._stayed) & ~self.holds & ~self.tries
+
+    @property
+    def _stayed(self) -> Value:
+        """The drive of the change is there, and has been since that was asked for."""
+        there = self.drives.present.bit_select(self._changed.port, 1)
+        return there & ~self._left & ~self._beyond
 
     @property
     def _is_written(self) -> Value:
