@@ -216,7 +216,7 @@ def manage_response(config: Config) -> data.StructLayout:
         that the member had, bits 6:5 are `MigrationEnd`, and bit 7 says that this port becomes a
         spare. 0 with ``preview``.
     drives
-        Only with `Config.metadata`. With ``preview``: a bit for each drive that would be written.
+        Only with `Config.metadata`. With ``preview``: a bit for each member that would be written.
         Else 0.
     """
     drives = optional(config.metadata, {"drives": 32})

@@ -232,9 +232,10 @@ async def _import(nvme: Nvme, port: int, flags: int, what: str) -> int:
 async def preview_import(
     nvme: Nvme, port: int, *, degraded: bool = False, assumed: bool = False
 ) -> list[int]:
-    """The ports of the drives that `import_array` would write, which are the array's members.
+    """The ports of the members that `import_array` would write.
 
-    Nothing is written. It ends as the import would, with the same errors.
+    Nothing is written. It ends as the import would, with the same errors. If the array lacks a
+    member, a hot spare steps in once it is imported, and is written as well.
     """
     flags = DEGRADED * degraded | ASSUMED * assumed | PREVIEW
     mask = await _import(nvme, port, flags, "preview the import of")

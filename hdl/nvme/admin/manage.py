@@ -83,7 +83,7 @@ class Manage(wiring.Component):
         With ``done``: the status field.
     result
         With ``done``: DW0, the number of the array or volume. Of the preview of an import: a bit
-        for each drive that it would write.
+        for each member that it would write.
     changed
         A pulse: ``volume`` has been created or deleted.
     created
