@@ -122,7 +122,7 @@ class BringUp(wiring.Component):
         number of the array; NO_ENTRY if the drive belongs to no set, or if there is no number or
         port for it; DRIVE_UNAVAILABLE if drives are missing; INVALID_FIELD if the card has no such
         arrays, or Linux has to have it once more; IN_USE if an array has the drive, or the identity
-        of the set. To a ``preview``: DONE, with a bit for each drive that would be written.
+        of the set. To a ``preview``: DONE, with a bit for each member that would be written.
     rests
         Superblocks and lists say what is so.
     cleared
