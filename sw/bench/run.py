@@ -3,7 +3,7 @@
 import resource
 from dataclasses import dataclass
 
-from hdl.config import board
+from hdl.config import Config, board
 from hdl.flow.geometry import Level
 from sim.native.parameters import NANOSECOND, DriveParameters, Ideal, LinkParameters
 from sw.driver import raid
@@ -51,8 +51,11 @@ def load_card(
     members: int = 0,
     spans: int = 1,
     pulled: int = 0,
+    config: Config | None = None,
 ) -> Measurement:
     """Runs a profile on an array over the first ``members`` ports (0: all) of a fresh card.
+
+    The card is that of ``config``. By default it is `board` with so many ports.
 
     ``drive`` is at every port. By default it is an ideal one. The first ``pulled`` drives are
     removed once the array is there.
@@ -65,7 +68,7 @@ def load_card(
         warm_up_ns=WARM_UP_NS * share,
         measure_ns=MEASURE_NS * share,
     )
-    with SimulatedCard(board(ports), drives, link=LINK) as card:
+    with SimulatedCard(config or board(ports), drives, link=LINK) as card:
 
         def count() -> dict[str, int]:
             totals = card.harness.statistics()
