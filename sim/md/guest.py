@@ -7,8 +7,8 @@ jobs, and gets `log.txt` and at the end `done`. A job names ``arrays``, mdadm's 
 (the last array is written, and all are stopped), ``device``, ``data``, a list of [file, offset]
 to write to it in that order, ``drives`` and their ``bytes``, which are zeros at first, and
 ``images``, the files that keep them. A job that names ``attempts``, mdadm's arguments in turn, puts
-the files ``given`` on its drives first, and says what has become of the array. Only what a bare
-Python has is used.
+the files ``given`` on its drives first, and says what has become of the array. Device-mapper gets
+its ``tables`` after that, [name, table] in turn. Only what a bare Python has is used.
 """
 
 import ctypes
@@ -35,6 +35,7 @@ MODULES = (
     "drivers/md/raid10",
     "drivers/md/raid456",
 )
+MAPPER = ("drivers/md/dm-mod",)
 PIECE = 1 << 20
 TIMEOUT_S = 60
 NO_ARRAY = ("", "clear")
@@ -54,21 +55,23 @@ def mount(kind: str, place: str, options: str = "") -> None:
     check(libc.mount(b"none", place.encode(), kind.encode(), 0, options.encode()), place)
 
 
-def load_modules() -> None:
-    """Loads md. Modules that the kernel has built in are skipped."""
+def load_modules(names: tuple[str, ...]) -> None:
+    """Loads modules. Those that the kernel has built in are skipped."""
     folder = Path("/usr/lib/uml/modules", os.uname().release, "kernel")
-    for name in MODULES:
+    for name in names:
         path = folder / f"{name}.ko"
         if path.exists():
             with path.open("rb") as module:
                 check(libc.syscall(FINIT_MODULE, module.fileno(), b"", 0), name)
 
 
-def attempt(*arguments: str) -> tuple[int, str]:
-    """Runs mdadm. Returns how it ended, and what it printed."""
-    environment = {"MDADM_NO_UDEV": "1", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+def attempt(*arguments: str, program: str = "mdadm") -> tuple[int, str]:
+    """Runs mdadm, or another program. Returns how it ended, and what it printed."""
+    environment = {
+        "MDADM_NO_UDEV": "1", "DM_DISABLE_UDEV": "1", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    }  # fmt: skip
     done = subprocess.run(
-        ["mdadm", *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        [program, *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, check=False, text=True, timeout=TIMEOUT_S,
     )
     print(done.stdout, end="")
@@ -115,6 +118,7 @@ def assemble(job: dict) -> None:
         if state not in (*NO_ARRAY, "inactive"):
             with Path("/dev", arrays[0].name).open("rb") as device:
                 (MOUNT / f"{job['name']}.data").write_bytes(device.read())
+    said += map_tables(job)
     for array in arrays:
         # One that could not run has no device any more.
         attempt("--stop", f"/dev/{array.name}")
@@ -122,6 +126,21 @@ def assemble(job: dict) -> None:
             raise RuntimeError(f"{array.name} does not stop")
     outcome = {"state": state, "slots": slots, "said": said}
     (MOUNT / f"{job['name']}.json").write_text(json.dumps(outcome))
+
+
+def map_tables(job: dict) -> str:
+    """Has device-mapper make the devices of a job, and keeps what they hold. Returns what was
+    said."""
+    said = ""
+    for name, table in job["tables"]:
+        said += attempt("create", name, "--table", table, program="dmsetup")[1]
+        device = Path("/dev/mapper", name)
+        if device.exists():
+            with device.open("rb") as file:
+                (MOUNT / f"{job['name']}.{name}.data").write_bytes(file.read())
+    for name, _ in reversed(job["tables"]):
+        said += attempt("remove", name, program="dmsetup")[1]
+    return said
 
 
 def run(job: dict) -> None:
@@ -158,8 +177,11 @@ def main(work: str) -> None:
     with (MOUNT / "log.txt").open("w", buffering=1) as log:
         sys.stdout = log
         try:
-            load_modules()
-            for job in json.loads((MOUNT / "jobs.json").read_text()):
+            load_modules(MODULES)
+            jobs = json.loads((MOUNT / "jobs.json").read_text())
+            if any(job.get("tables") for job in jobs):
+                load_modules(MAPPER)
+            for job in jobs:
                 print("job", job["name"])
                 (assemble if "attempts" in job else run)(job)
             (MOUNT / "done").touch()

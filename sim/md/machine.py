@@ -43,13 +43,15 @@ class Assembly:
     """A job of `sim.md.guest`: drives that hold these files are assembled. What has become of it is
     in ``NAME.json`` then, and what the array holds in ``NAME.data``, if it has started.
 
-    ``attempts`` are arguments of mdadm, and each may fail.
+    ``attempts`` are arguments of mdadm, and each may fail. Then device-mapper gets ``tables``, each
+    with a name. What such a device holds is in ``JOB.NAME.data``.
     """
 
     name: str
     given: list[str]
     attempts: list[list[str]]
     bytes: int
+    tables: list[tuple[str, str]] = field(default_factory=list)
     drives: list[str] = field(default_factory=list)
 
     @property

@@ -1,0 +1,189 @@
+"""Rows of a card whose arrays live on their drives (`Config.metadata`): what that costs.
+
+Their limits are the same on a card that forgets its arrays, but for the time from power-up.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+from hdl.config import BLOCK_BYTES, Config, board
+from hdl.flow.geometry import Level
+from sim.native.parameters import MICROSECOND, Ideal
+from sw.bench.healthy import (
+    DRIVE_LATENCY_NS,
+    OUTSTANDING,
+    RANDOM_READ,
+    RANDOM_WRITE,
+    SEQUENTIAL_WRITE,
+    Figure,
+    added_latency_us,
+    data_rate,
+)
+from sw.bench.run import DRIVE_BLOCKS, LINK, STRIP_KIB, load_card
+from sw.driver import raid
+from sw.driver.card import SimulatedCard
+from sw.workload.profiles import Profile
+
+PORTS = 24
+DRIVE = Ideal(capacity=DRIVE_BLOCKS, latency_ps=20 * MICROSECOND, volatile_cache=True)
+READY_LIMIT_US = 50_000
+IDENTITY = 0x5354_5249_4154_4101
+IDLE_NS = 5_000_000_000
+"""Longer than an array is idle before its superblocks say that it is clean."""
+
+IN_USE = 32
+"""Writes of which the mean is taken."""
+
+READERS = 64
+LOSS_NS = 10_000_000
+"""For how long reads go on after a drive is gone."""
+
+
+def durable(ports: int) -> Config:
+    """The usual controller, with arrays that live on their drives."""
+    return replace(board(ports), metadata=True)
+
+
+def _kept(level: Level, profile: Profile, share: float) -> Figure:
+    """The rate with the share of it that is left."""
+    with_it, without = (
+        load_card(8, level, profile, OUTSTANDING[8], share, config=config)
+        for config in (durable(8), board(8))
+    )
+    if profile.random:
+        value, limit, unit = with_it.result.io_s, without.result.io_s, "IO/s"
+    else:
+        value, limit, unit = data_rate(profile, with_it), data_rate(profile, without), "MB/s"
+    return value, unit, limit, value / limit
+
+
+def _added_latency(share: float) -> Figure:
+    value, limit = (
+        added_latency_us(
+            load_card(
+                8, Level.RAID5, RANDOM_READ, 1, share, latency_ns=DRIVE_LATENCY_NS, config=config
+            )
+        )
+        for config in (durable(8), board(8))
+    )
+    return value, "us", limit, limit / value
+
+
+async def _make(card: SimulatedCard) -> int:
+    """An array of all drives with a volume, whose number is returned."""
+    await card.nvme.start(queue_pairs=1)
+    array = await raid.create_array(
+        card.nvme, Level.RAID6, range(PORTS), strip_kib=STRIP_KIB, assume_consistent=True
+    )
+    return await raid.create_volume(card.nvme, array)
+
+
+async def _write(card: SimulatedCard, namespace: int, block: int) -> float:
+    """Writes a block. Returns how long that took, in microseconds."""
+    address = card.transport.memory.allocate(BLOCK_BYTES)
+    began = card.transport.now_ns
+    await card.nvme.write(namespace, block, 1, address)
+    return (card.transport.now_ns - began) / 1000
+
+
+def _power_up(_share: float, *, cut: bool) -> Figure:
+    """From power-up until the host has its queues, with an array of all drives. With ``cut`` power
+    had gone while the host wrote."""
+
+    async def live(card: SimulatedCard) -> None:
+        namespace = await _make(card)
+        await _write(card, namespace, 0)
+        if not cut:
+            await card.nvme.shut_down()
+
+    async def wake(card: SimulatedCard) -> float:
+        await card.nvme.start(queue_pairs=1)
+        spent = card.transport.now_ns / 1000
+        (array,) = await raid.arrays(card.nvme)
+        if array.width != PORTS or array.degraded or len(await raid.volumes(card.nvme)) != 1:
+            raise RuntimeError("the array is not what it was")
+        return spent
+
+    power = partial(SimulatedCard, durable(PORTS), [DRIVE] * PORTS, link=LINK, identity=IDENTITY)
+    with power() as card:
+        card.run(live(card))
+        harness = card.harness
+        images = [
+            {block: harness.read_drive(port, block) for block in harness.written_blocks(port)}
+            for port in range(PORTS)
+        ]
+    with power() as card:
+        for port, image in enumerate(images):
+            for block, data in image.items():
+                card.harness.write_drive(port, block, data)
+        spent = card.run(wake(card))
+    return spent, "us", READY_LIMIT_US, READY_LIMIT_US / spent
+
+
+def _first_write(_share: float) -> Figure:
+    """The first write to an array that was idle. Its limit is a write to one that is in use."""
+
+    async def main(card: SimulatedCard) -> tuple[float, float]:
+        namespace = await _make(card)
+        await _write(card, namespace, 0)
+        in_use = sum([await _write(card, namespace, block) for block in range(IN_USE)]) / IN_USE
+        await card.transport.sleep(IDLE_NS)
+        return await _write(card, namespace, 0), in_use
+
+    with SimulatedCard(durable(PORTS), [DRIVE] * PORTS, link=LINK) as card:
+        value, limit = card.run(main(card))
+    return value, "us", limit, limit / value
+
+
+def _longest_silence(config: Config) -> float:
+    """The longest time in which no read ends, from the loss of a drive on, in microseconds."""
+
+    async def main(card: SimulatedCard) -> float:
+        namespace = await _make(card)
+        transport, nvme = card.transport, card.nvme
+        ends: list[float] = []
+        stops = False
+
+        async def read(number: int) -> None:
+            address = transport.memory.allocate(BLOCK_BYTES)
+            block = number
+            while not stops:
+                await nvme.read(namespace, block, 1, address)
+                ends.append(transport.now_ns)
+                block += READERS
+
+        for number in range(READERS):
+            transport.spawn(read(number))
+        await transport.sleep(LOSS_NS / 10)
+        card.harness.remove(PORTS - 1)
+        ends[:] = [transport.now_ns]
+        await transport.sleep(LOSS_NS)
+        stops = True
+        ends.append(transport.now_ns)
+        await transport.sleep(LOSS_NS)
+        return max(after - before for before, after in pairwise(ends)) / 1000
+
+    with SimulatedCard(config, [DRIVE] * PORTS, link=LINK) as card:
+        return card.run(main(card))
+
+
+def _loss(_share: float) -> Figure:
+    """How long nothing is told to the host as a drive is lost."""
+    value, limit = (_longest_silence(config) for config in (durable(PORTS), board(PORTS)))
+    return value, "us", limit, limit / value
+
+
+def rows() -> dict[str, Callable[[float], Figure]]:
+    """The rows by name."""
+    return {
+        "durable-write-seq-raid5-8": partial(_kept, Level.RAID5, SEQUENTIAL_WRITE),
+        "durable-write-seq-raid6-8": partial(_kept, Level.RAID6, SEQUENTIAL_WRITE),
+        "durable-write-4k-random-raid5-8": partial(_kept, Level.RAID5, RANDOM_WRITE),
+        "durable-read-added-latency-8": _added_latency,
+        "durable-power-up-raid6-24": partial(_power_up, cut=False),
+        "durable-power-up-after-a-cut-raid6-24": partial(_power_up, cut=True),
+        "durable-first-write-raid6-24": _first_write,
+        "durable-drive-loss-raid6-24": _loss,
+    }

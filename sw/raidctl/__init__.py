@@ -1,0 +1,1 @@
+"""What the host manages without the card: its drives in another machine."""
