@@ -566,22 +566,34 @@ class Lives:
             if array.pauses or block in array.flying:
                 await card.transport.sleep(1000)
                 continue
-            self._numbers += 1
-            number = self._numbers
-            lost = set(array.lost)
             fua = choose.random() >= FEW["cache"]
-            card.transport.memory.write(address, contents(block, number))
+            if not await self.put(card, array, block, address, fua=fua):
+                return
+
+    async def put(
+        self, card: SimulatedCard, array: Known, first: int, address: int, *, fua: bool,
+        blocks: int = 1,
+    ) -> bool:  # fmt: skip
+        """Writes blocks with one command. Returns whether it has ended well, which it need not if
+        the array is deleted or has failed."""
+        self._numbers += 1
+        number = self._numbers
+        lost = set(array.lost)
+        for block in range(first, first + blocks):
+            place = address + BLOCK_BYTES * (block - first)
+            card.transport.memory.write(place, contents(block, number))
             array.begun.setdefault(block, set()).add(number)
             array.cached.pop(block, None)
             array.flying.add(block)
-            try:
-                await card.nvme.write(array.namespace, block, 1, address, fua=fua)
-            except NvmeError:
-                if not array.deleted and not array.failed:
-                    raise
-                array.refused += 1
-                return
-            array.missed |= (lost & array.lost) - array.healing
+        try:
+            await card.nvme.write(array.namespace, first, blocks, address, fua=fua)
+        except NvmeError:
+            if not array.deleted and not array.failed:
+                raise
+            array.refused += 1
+            return False
+        array.missed |= (lost & array.lost) - array.healing
+        for block in range(first, first + blocks):
             array.flying.discard(block)
             if fua:
                 array.stored[block] = number
@@ -590,6 +602,7 @@ class Lives:
             else:
                 array.cached[block] = number
                 self.seen["blocks cached"] += 1
+        return True
 
     async def _pause(self, card: SimulatedCard, array: Known) -> None:
         """For a while nobody writes."""
@@ -599,33 +612,37 @@ class Lives:
         array.pauses = False
 
     async def _flush(self, card: SimulatedCard, array: Known) -> None:
-        """Flushes now and then. After that nothing needs to be marked but what is written then.
+        """Flushes now and then. After that nothing needs to be marked but what is written then."""
+        while not array.deleted and not array.failed:
+            await card.transport.sleep(self.random.uniform(0, FLUSH_NS))
+            await self.flush(card, array)
+
+    async def flush(self, card: SimulatedCard, array: Known) -> None:
+        """Flushes once.
 
         A FLUSH that is refused says that something may have been lost that was acknowledged before.
         """
-        while not array.deleted and not array.failed:
-            await card.transport.sleep(self.random.uniform(0, FLUSH_NS))
-            cached = dict(array.cached)
-            try:
-                await card.nvme.flush(array.namespace)
-            except NvmeError:
-                array.cached.clear()
-                self.seen["flushes refused"] += 1
-                continue
-            self.seen["flushes"] += 1
-            for block, number in cached.items():
-                if number > array.stored.get(block, 0) and block in array.begun:
-                    array.stored[block] = number
-                    newer = {one for one in array.begun[block] if one > number}
-                    array.begun[block] = newer
-                    if array.cached.get(block) == number:
-                        del array.cached[block]
-                    self.seen["blocks flushed"] += 1
+        cached = dict(array.cached)
+        try:
+            await card.nvme.flush(array.namespace)
+        except NvmeError:
+            array.cached.clear()
+            self.seen["flushes refused"] += 1
+            return
+        self.seen["flushes"] += 1
+        for block, number in cached.items():
+            if number > array.stored.get(block, 0) and block in array.begun:
+                array.stored[block] = number
+                newer = {one for one in array.begun[block] if one > number}
+                array.begun[block] = newer
+                if array.cached.get(block) == number:
+                    del array.cached[block]
+                self.seen["blocks flushed"] += 1
 
     async def _trouble(self, card: SimulatedCard, array: Known) -> None:
         """Perhaps a drive goes or restarts, moves, or another one takes its place; or the array
         goes."""
-        choose, harness, nvme = self.random, card.harness, card.nvme
+        choose, harness = self.random, card.harness
         await card.transport.sleep(choose.uniform(0, LIFE_NS))
         what = choose.random()
         roles = [role for role in range(len(array.ports)) if role not in array.lost]
@@ -659,25 +676,29 @@ class Lives:
                 elif error.status not in (JOB_RUNNING, IN_USE):
                     raise
         elif what > 1 - FEW["delete"]:
-            array.deleted = True
-            own = [port for port, home in self._spares.items() if home is array]
-            for port in own:
-                del self._spares[port]
-            with suppress(NvmeError):
-                await background.stop_job(nvme, array.number)
-            while array.coming or array.going:
+            await self.delete(card, array)
+
+    async def delete(self, card: SimulatedCard, array: Known) -> None:
+        """The array goes, with its volumes and its spares."""
+        array.deleted = True
+        own = [port for port, home in self._spares.items() if home is array]
+        for port in own:
+            del self._spares[port]
+        with suppress(NvmeError):
+            await background.stop_job(card.nvme, array.number)
+        while array.coming or array.going:
+            await card.transport.sleep(POLL_NS)
+        for one in list(array.volumes):
+            await self.delete_volume(card, array, one)
+        while True:
+            try:
+                await raid.delete_array(card.nvme, array.number)
+                break
+            except NvmeError:
                 await card.transport.sleep(POLL_NS)
-            for one in list(array.volumes):
-                await self.delete_volume(card, array, one)
-            while True:
-                try:
-                    await raid.delete_array(nvme, array.number)
-                    break
-                except NvmeError:
-                    await card.transport.sleep(POLL_NS)
-            array.erased = True
-            self._ordinary |= {*own} - {one for each in self.arrays for one in each.ports}
-            self.seen["arrays deleted"] += 1
+        array.erased = True
+        self._ordinary |= {*own} - {one for each in self.arrays for one in each.ports}
+        self.seen["arrays deleted"] += 1
 
     async def _add_spare(self, card: SimulatedCard, port: int, array: Known | None) -> None:
         """A free drive is a spare from now on, which the host knows once that has been stored."""
