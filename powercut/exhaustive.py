@@ -1,4 +1,4 @@
-"""``python -m powercut.exhaustive``: power goes at every moment at which something becomes durable.
+"""``python -m powercut.exhaustive``: power goes at every moment that counts.
 
 An array does a few commands one after the other: all sequences of them that are not too long. Each
 sequence is done once to find the moments, and then again for each of them, up to there. When power
@@ -12,8 +12,8 @@ is back, all that the host was told must be there, as in ``python -m powercut``.
     anew    the array is deleted, and made again
 
 A moment is one at which a drive has stored a block, perhaps in a cache that it may lose, or has
-flushed. It is found within 40 ns. The last one is 0.2 ms after the last command, when the array is
-clean on its drives.
+flushed, or at which the host has been told something. It is found within 40 ns. The last one is
+0.2 ms after the last command, when the array is clean on its drives.
 """
 
 import argparse
@@ -47,16 +47,21 @@ MOMENT_NS = 40
 REST_NS = 200_000
 """How long nothing is done at the end."""
 
-LOST_NS = 30_000
-"""How long nothing is done after the loss of a drive, and after it is back."""
+LOST_NS, BACK_NS = 5_000, 30_000
+"""How long nothing is done after the loss of a drive, which is not written down by then, and after
+it is back."""
 
 STORED = ("written_blocks", "unflushed")
 """Counters of drives that tell that something has become durable."""
 
+TOLD = ("blocks stored", "blocks cached", "flushes", "flushes refused", "arrays made",
+        "arrays deleted")  # fmt: skip
+"""What `Lives` has seen of that which the host has been told."""
+
 
 @dataclass(frozen=True)
 class Moment:
-    """When something became durable, and what `Drill` has counted by then."""
+    """When something became durable or was told, and what `Drill` had counted by then."""
 
     time_ns: float
     stored: tuple[int, ...]
@@ -79,6 +84,7 @@ class Drill(Lives):
         super().__init__(seed, **options)
         self._ended_ns = 0.0
         self._is_as_prepared = False
+        self._seen_before: Counter = Counter()
         self._target = Known(level=level, ports=[*range(LEVELS[level])])
         self.arrays.append(self._target)
         with self.power() as card:
@@ -98,7 +104,7 @@ class Drill(Lives):
 
     def rehearse(self, steps: Sequence[str]) -> list[Moment]:
         """Does these steps on the drives as they were, and looks at what is left. Power goes at the
-        end. Returns the moments at which something became durable."""
+        end. Returns the moments that count."""
         return self._perform(lambda card: self._find(card, steps))
 
     def cut(self, steps: Sequence[str], moment: Moment) -> None:
@@ -136,7 +142,7 @@ class Drill(Lives):
         await self._wake(card)
         self._is_as_prepared = False
         (self._target,) = self.arrays
-        self._ended_ns = 0.0
+        self._ended_ns, self._seen_before = 0.0, self.seen.copy()
         card.transport.spawn(self._do(card, steps))
 
     async def check(self, card: SimulatedCard, array: Known) -> None:
@@ -144,11 +150,12 @@ class Drill(Lives):
         if not self._is_as_prepared:
             await super().check(card, array)
 
-    @staticmethod
-    def _stored(card: SimulatedCard) -> tuple[int, ...]:
-        """What changes with everything that becomes durable."""
+    def _stored(self, card: SimulatedCard) -> tuple[int, ...]:
+        """What changes with everything that becomes durable, or that the host is told."""
         drives = (card.harness.drive_statistics(port) for port in range(CONFIG.ports))
-        return tuple(drive[name] for drive in drives for name in STORED)
+        told = (self.seen[what] - self._seen_before[what] for what in TOLD)
+        known = (count for one in self.arrays for count in (one.refused, len(one.volumes)))
+        return (*(drive[name] for drive in drives for name in STORED), *told, *known)
 
     async def _do(self, card: SimulatedCard, steps: Sequence[str]) -> None:
         address = card.transport.memory.allocate(CONFIG.transfer_blocks * BLOCK_BYTES)
@@ -181,7 +188,7 @@ class Drill(Lives):
         """The array goes, and another one takes its drives, of which all are there."""
         for role in array.lost:
             card.harness.insert(array.ports[role])
-        await card.transport.sleep(LOST_NS)
+        await card.transport.sleep(BACK_NS)
         await self.delete(card, array)
         self._target = Known(level=array.level, ports=array.ports)
         self.arrays.append(self._target)
