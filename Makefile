@@ -16,6 +16,7 @@ IDS ?=
 QUICK ?=
 RUNS ?= 2000
 CUTS ?= 200
+LONGEST ?=
 ONLY ?=
 COMMIT ?=
 WITHOUT ?=
@@ -113,8 +114,9 @@ campaign: $(STAMP) ## random loads, random faults, nothing lost (RUNS=n, SEED=n,
 		$(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") \
 		$(if $(WITHOUT),--without "$(WITHOUT)"))
 
-powercut: $(STAMP) ## power goes at random, nothing acknowledged is lost (CUTS=n, SEED=n)
-	$(strip $(VENV) -m powercut --cuts $(CUTS) --processes $(PROCESSES) \
+powercut: $(STAMP) ## power goes, nothing acknowledged is lost (CUTS=n, SEED=n; or LONGEST=n)
+	$(strip $(VENV) -m $(if $(LONGEST),powercut.exhaustive --longest $(LONGEST),powercut \
+		--cuts $(CUTS)) --processes $(PROCESSES) \
 		$(if $(SEED),--seed $(SEED)))
 
 tune: $(STAMP) ## faster simulations until the design changes (as root it installs what it needs)
