@@ -205,9 +205,10 @@ class Lives:
         self.arrays: list[Known] = []
         self.seen: Counter = Counter()
         # Spares that the host knows of, each with the array that it is for, or None for all of
-        # them; drives that may have been spares since it was looked; those that the host knows to
-        # be none.
+        # them; those of which it does not know for which; drives that may have been spares since it
+        # was looked; those that the host knows to be none.
         self._spares: dict[int, Known | None] = {}
+        self._unsure: set[int] = set()
         self._perhaps: set[int] = set()
         self._ordinary: set[int] = set()
         self._numbers = 0
@@ -243,10 +244,10 @@ class Lives:
     def branches(self, count: int) -> Iterator[int]:
         """Goes back so often to the drives, and to what the host knows, as they are now."""
         images = self.images
-        known = (self.arrays, self._spares, self._perhaps, self._ordinary)
+        known = (self.arrays, self._spares, self._unsure, self._perhaps, self._ordinary)
         for number in range(count):
             self.images = [dict(image) for image in images]
-            self.arrays, self._spares, self._perhaps, self._ordinary = deepcopy(known)
+            self.arrays, self._spares, self._unsure, self._perhaps, self._ordinary = deepcopy(known)
             yield number
 
     def page(self, port: int) -> bytes:
@@ -371,7 +372,9 @@ class Lives:
             elif one.port not in self._spares:
                 # The host did not know that. It is one for all arrays, to be on the safe side.
                 self._spares[one.port] = None
+                self._unsure.add(one.port)
                 self.seen["spares that were there, and not told"] += 1
+        self._unsure &= self._spares.keys()
         self._perhaps.clear()
         # One that has become a member since power came helps as well.
         for port in {*before, *self._spares}:
@@ -682,8 +685,8 @@ class Lives:
         """The array goes, with its volumes and its spares."""
         array.deleted = True
         own = [port for port, home in self._spares.items() if home is array]
-        for port in own:
-            del self._spares[port]
+        for port in {*own, *self._unsure}:
+            self._spares.pop(port, None)
         with suppress(NvmeError):
             await background.stop_job(card.nvme, array.number)
         while array.coming or array.going:
@@ -703,6 +706,7 @@ class Lives:
     async def _add_spare(self, card: SimulatedCard, port: int, array: Known | None) -> None:
         """A free drive is a spare from now on, which the host knows once that has been stored."""
         self._ordinary.discard(port)
+        self._unsure.discard(port)
         self._may_help(port)
         await background.add_spare(card.nvme, port, array.number if array else None)
         self._spares[port] = array

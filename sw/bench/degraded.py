@@ -33,6 +33,8 @@ LONGER = 6
 limit."""
 RECONSTRUCT_LIMIT_US = 4.0
 RECONSTRUCTED_READS = 200
+SETTLE_NS = 10_000_000
+"""Longer than the card takes to give a drive up that has gone."""
 SEED = 1
 
 
@@ -83,6 +85,7 @@ def _reconstruct_latency(share: float) -> Figure:
             namespace = await raid.create_volume(nvme, array)
             blocks = (await nvme.namespace(namespace)).blocks
             card.harness.remove(0)
+            await transport.sleep(SETTLE_NS)
             address = transport.memory.allocate(BLOCK_BYTES)
             spent = 0.0
             reads = max(1, int(RECONSTRUCTED_READS * share))
