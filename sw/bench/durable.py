@@ -110,6 +110,7 @@ def _power_up(_share: float, *, cut: bool) -> Figure:
     with power() as card:
         card.run(live(card))
         harness = card.harness
+        harness.power_loss()
         images = [
             {block: harness.read_drive(port, block) for block in harness.written_blocks(port)}
             for port in range(PORTS)
