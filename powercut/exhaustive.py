@@ -190,6 +190,7 @@ class Drill(Lives):
             card.harness.insert(array.ports[role])
         await card.transport.sleep(BACK_NS)
         await self.delete(card, array)
+        self.arrays.remove(array)
         self._target = Known(level=array.level, ports=array.ports)
         self.arrays.append(self._target)
         await self.make(card, self._target)
