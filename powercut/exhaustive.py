@@ -43,6 +43,7 @@ from sim.native.build import build_controller, is_built
 from sw.driver.card import SimulatedCard
 
 STEPS = ("full", "part", "fua", "flush", "lost", "anew")
+MOST_STEPS = 4
 MOMENT_NS = 40
 REST_NS = 200_000
 """How long nothing is done at the end."""
@@ -220,12 +221,13 @@ class Done:
 def drill(task: Task) -> Done:
     """Does a task. What fails is returned, not raised."""
     moment = task.moment
-    seen: Counter = Counter()
+    seen: Counter = Counter()  # of nothing, if it cannot be prepared
     try:
         one = Drill(task.level, task.seed)
         seen = one.seen
         moments = one.rehearse(task.steps)
-        assert moment <= len(moments), f"there are {len(moments)} moments"
+        if moment > len(moments):
+            return Done(seen=seen, error=f"there are {len(moments)} moments only")
         numbers = [moment] if moment else range(1, len(moments) + 1)
         for moment in numbers:
             one.cut(task.steps, moments[moment - 1])
@@ -279,15 +281,18 @@ def main() -> int:
         "--levels", metavar="A,B", type=words(levels, "level"), default=levels,
         help=f"default: {','.join(levels)}",
     )  # fmt: skip
-    parser.add_argument(
-        "--longest", metavar="N", type=positive, default=1, help="steps of a sequence (1)"
-    )
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--longest", metavar="N", type=int, choices=range(1, MOST_STEPS + 1), default=1,
+        help=f"steps of a sequence, at most {MOST_STEPS} (1)",
+    )  # fmt: skip
+    which.add_argument(
         "--steps", metavar="A,B", type=words(STEPS, "step"), help="only this sequence"
     )
     parser.add_argument(
-        "--moment", metavar="N", type=positive, default=0, help="only this moment of --steps"
-    )
+        "--moment", metavar="N", type=positive, default=0,
+        help="only this moment of --steps, and their end",
+    )  # fmt: skip
     add_campaign_arguments(parser, "sequence")
     arguments = parser.parse_args()
     if arguments.moment and not arguments.steps:

@@ -111,12 +111,12 @@ def terminal() -> Console:
     return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
-def program(name: str, main: Callable[[], int]) -> int:
+def program(name: str, main: Callable[[], int], *, builds: bool = True) -> int:
     """The exit status of ``main``. An interruption, or a file that cannot be written, is reported
     in one line. So is a checkout in which nothing can be built, before ``main`` begins. Nothing is
     said if nobody reads the output any more."""
     try:
-        if not {"-h", "--help"} & set(sys.argv):
+        if builds and not {"-h", "--help"} & set(sys.argv):
             check_checkout()
         return main()
     except KeyboardInterrupt:

@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ from cocotb_tests.metadata.mdadm import mdadm, needs_mdadm, write_drive
 from cocotb_tests.native.native_lives import job_ends
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTORS_PER_BLOCK
 from hdl.flow.geometry import Level
-from powercut.lives import CONFIG, DRIVE, Known, Lives, contents
+from powercut.lives import DRIVE, Known, Lives, contents
 from sim.golden.layout import Layout
+from sim.golden.superblock import Superblock
 from sim.md.machine import Assembly, assembled, drive, run
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
@@ -82,6 +85,14 @@ def exported(capsys, monkeypatch, *arguments: str) -> tuple[int, list[str], list
     status = main()
     told = capsys.readouterr()
     return status, told.out.splitlines(), told.err.splitlines()
+
+
+def again(name: str, events: int, **values: int) -> None:
+    """The array has been used with this drive, so often."""
+    page = bytearray(Path(name).read_bytes())
+    one = Superblock.unpack(page[4096:8192], sectors=len(page) // SECTOR_BYTES)
+    page[4096:8192] = replace(one, events=one.events + events, **values).pack()
+    Path(name).write_bytes(page)
 
 
 def tables_of(lines: list[str]) -> dict[str, list[str]]:
@@ -175,10 +186,30 @@ def test_what_hinders_linux_is_told(tmp_path, capsys, monkeypatch):
         return status, "\n".join(told)
 
     status, told = remarks(*names[1:])
-    assert status == 0 and "has 2 of 3 members: Linux wants --run" in told
+    assert status == 0 and "lacks member 0, and Linux starts it without" in told
     assert "no superblock" in told
     status, told = remarks(names[0])
-    assert status == 0 and "has 1 of 3 members, and cannot be started" in told
+    assert status == 1 and "lacks members 1, 2, and cannot be started" in told
+    # A drive twice, one that the others were used without, one that is not whole.
+    copy = tmp_path / "copy"
+    shutil.copy(names[0], copy)
+    status, told = remarks(*names[:3], str(copy))
+    assert status == 0 and f"{copy}: left out, since another drive is member 0" in told
+    for name in names[1:3]:
+        again(name, 7)
+    status, told = remarks(*names[:3])
+    assert status == 0 and "lacks member 0" in told
+    assert f"{names[0]}: left out, since the others have been used without it" in told
+    # Power went as it was being written.
+    for name in names[1:3]:
+        again(name, 0, resync_offset=0)
+    status, told = remarks(*names[1:3])
+    assert status == 0 and "lacks member 0, and was in use as power went" in told
+    status, told = remarks(names[1])
+    assert status == 1 and "lacks members 0, 2, and cannot be started" in told
+    copy.write_bytes(copy.read_bytes()[:20_000])
+    status, told = remarks(str(copy))
+    assert status == 1 and "data ends beyond the drive" in told
     status, told = remarks(names[SPARE])
     assert status == 1 and "no drive belongs to an array" in told
     with pytest.raises(SystemExit) as ended:
@@ -190,20 +221,24 @@ def test_half_an_array_is_told(tmp_path, capsys, monkeypatch):
     """All drives of a span are missing: the other one is an array to md, and no volume is there."""
     _, names = written(tmp_path, SPANS)
     status, lines, remarks = exported(capsys, monkeypatch, *names[:3])
-    assert status == 0 and len(lines) == 1 and lines[0].startswith("ARRAY /dev/md/striata-")
+    assert status == 1 and len(lines) == 1 and lines[0].startswith("ARRAY /dev/md/striata-")
     assert any("no drive of span 1 is there" in remark for remark in remarks)
 
 
 @pytest.mark.slow
 @needs_linux
-@pytest.mark.parametrize("cards", [TWO, SPANS], ids=["volumes", "spans"])
-def test_linux_has_the_volumes(cards, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("cards", "first"), [(TWO, 0), (TWO, 1), (SPANS, 0), (SPANS, 1)],
+    ids=["volumes", "volumes-without-a-drive", "spans", "spans-without-a-drive"],
+)  # fmt: skip
+def test_linux_has_the_volumes(cards, first, tmp_path, capsys, monkeypatch):
     """Linux assembles the arrays by these lines, makes the devices by these tables, and reads what
-    the host has written."""
+    the host has written, also if a drive is missing."""
     _, names = written(tmp_path, cards)
+    names = names[first:]
     _, lines, _ = exported(capsys, monkeypatch, "--mdadm", *names)
     _, tables, _ = exported(capsys, monkeypatch, "--dm", *names)
-    devices = " ".join(drive(port) for port in range(CONFIG.ports))
+    devices = " ".join(drive(number) for number in range(len(names)))
     (tmp_path / "mdadm.conf").write_text("\n".join([f"DEVICE {devices}", *lines, ""]))
     job = Assembly(
         name="exported",

@@ -12,16 +12,17 @@ Time stands still outside `run` and `mmio_read32`/`mmio_read64`.
 
 import ctypes
 import mmap
+import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from enum import IntEnum
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from amaranth.lib import wiring
 
-from hdl.config import TIME_BITS, Config
+from hdl.config import BLOCK_BYTES, TIME_BITS, Config
 from sim.native.build import build_controller
 from sim.native.parameters import DriveParameters, Expander, Ideal, LinkParameters
 
@@ -180,6 +181,20 @@ def field_array(library: ctypes.CDLL, group: str, parameters: object) -> list[in
     return [int(getattr(parameters, name, 0)) for name in names]
 
 
+def _blocks_with_data(file: BinaryIO) -> Iterator[int]:
+    """The blocks of a file of which a part is there. What a sparse file leaves out is not."""
+    end = 0
+    while True:
+        try:
+            begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
+        except OSError:  # there is no more
+            return
+        end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+        first, last = begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)
+        yield from range(first, last)
+        end = last * BLOCK_BYTES
+
+
 def int_array(values: Sequence[int]):
     """``values`` as a C array of 64-bit integers (at least one element)."""
     return (ctypes.c_int64 * max(1, len(values)))(*values)
@@ -275,6 +290,7 @@ class Harness:
         self._pending: list[tuple] = []
         self._mapped: list[tuple[int, ctypes.Array]] = []
         models = [drive or Ideal() for drive in drives]
+        self._capacities = [model.capacity for model in models]
         flat = [
             value
             for model in models
@@ -571,20 +587,22 @@ class Harness:
         return sorted(numbers[:count])
 
     def export_drive(self, port: int, path: str | Path) -> None:
-        """Writes a drive to a sparse image file of its written blocks."""
+        """Writes a drive to a sparse image file, as long as the drive."""
+        blocks = self.written_blocks(port)
         with Path(path).open("wb") as file:
-            for block in self.written_blocks(port):
-                file.seek(block * 4096)
+            file.truncate(self._capacities[port] * BLOCK_BYTES)
+            for block in blocks:
+                file.seek(block * BLOCK_BYTES)
                 file.write(self.read_drive(port, block))
 
     def import_drive(self, port: int, path: str | Path) -> None:
         """Loads an image file, from block 0 on."""
         with Path(path).open("rb") as file:
-            block = 0
-            while data := file.read(4096):
+            for block in _blocks_with_data(file):
+                file.seek(block * BLOCK_BYTES)
+                data = file.read(BLOCK_BYTES)
                 if any(data):
-                    self.write_drive(port, block, data.ljust(4096, b"\0"))
-                block += 1
+                    self.write_drive(port, block, data.ljust(BLOCK_BYTES, b"\0"))
 
     # Settings and measurements
 

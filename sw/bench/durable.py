@@ -14,6 +14,7 @@ from sim.native.parameters import MICROSECOND, Ideal
 from sw.bench.healthy import (
     DRIVE_LATENCY_NS,
     OUTSTANDING,
+    RANDOM_OUTSTANDING,
     RANDOM_READ,
     RANDOM_WRITE,
     SEQUENTIAL_WRITE,
@@ -48,8 +49,9 @@ def durable(ports: int) -> Config:
 
 def _kept(level: Level, profile: Profile, share: float) -> Figure:
     """The rate with the share of it that is left."""
+    outstanding = RANDOM_OUTSTANDING if profile.random else OUTSTANDING[8]
     with_it, without = (
-        load_card(8, level, profile, OUTSTANDING[8], share, config=config)
+        load_card(8, level, profile, outstanding, share, config=config)
         for config in (durable(8), board(8))
     )
     if profile.random:

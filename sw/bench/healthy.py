@@ -37,6 +37,7 @@ RANDOM_READ = Profile("random read 4 KiB", True, 1.0, 4 * KIB)
 MIXED = Profile("random mixed 64 KiB", True, 0.5, 64 * KIB)
 RANDOM_WRITE = Profile("random write 4 KiB", True, 0.0, 4 * KIB)
 OUTSTANDING = {8: 128, 24: 256}
+RANDOM_OUTSTANDING = 256
 PAIR_OUTSTANDING = 64
 PAIR_TIME = 4
 """How many times longer than other rows. A drive does one access where an ideal drive does many."""
@@ -86,7 +87,7 @@ def _duplex(ports: int, share: float) -> Figure:
 
 
 def _iops(ports: int, profile: Profile, limit: float, share: float) -> Figure:
-    value = load_card(ports, Level.RAID5, profile, 256, share).result.io_s
+    value = load_card(ports, Level.RAID5, profile, RANDOM_OUTSTANDING, share).result.io_s
     return value, "IO/s", limit, value / limit
 
 

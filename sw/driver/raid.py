@@ -17,6 +17,7 @@ from sw.driver.commands import (
     INVALID_OPCODE,
     NO_ENTRY,
     Command,
+    NvmeError,
     number,
 )
 from sw.driver.nvme import Nvme
@@ -45,6 +46,21 @@ LEAST = {
     Level.JBOD: 1,
 }
 """Fewest drives of a span."""
+
+WHY_NOT = {
+    Hindrance.UNSUPPORTED: "the card has no such arrays (docs/metadata.md, Which drives make an "
+    "array), or the drive is a hot spare of another card, which `clear_drive` makes a blank one",
+    Hindrance.DIFFERENT: "its drives do not agree on what the array is: clear those that are wrong",
+    Hindrance.INCOMPLETE: "plug the drives that are missing: those that are there do not hold all "
+    "data",
+    Hindrance.DOUBTFUL: "plug the drive that is missing, or import with degraded=True and "
+    "assumed=True: power went while the array was being written",
+    Hindrance.AWAITED: "plug the drive that is missing, or import with degraded=True",
+    Hindrance.NO_PLACE: "delete an array first: the card has as many as it can",
+    Hindrance.RENUMBERED: "Linux has to make its drives alike: assemble the array there, write to "
+    "it, stop it",
+}
+"""What helps against what hinders an array."""
 
 LIST_ARRAYS = 0
 LIST_VOLUMES = 1
@@ -218,14 +234,20 @@ async def _import(nvme: Nvme, port: int, flags: int, what: str) -> int:
     command = Command(IMPORT, dwords=(flags, number("port", port, 8)))
     hints = {
         INVALID_OPCODE: "only a card with `metadata` imports arrays",
-        INVALID_FIELD: "the card has no such arrays (docs/metadata.md, Which drives make an "
-        "array), or Linux has to make its drives alike: assemble it there, write to it, stop it",
-        DRIVE_UNAVAILABLE: "plug the drives that are missing, or import with degraded=True, and "
-        "with assumed=True too if power went while it was being written",
+        INVALID_FIELD: "the card has no such arrays (docs/metadata.md, Which drives make an array)",
         NO_ENTRY: "the drive belongs to no array, or the card has as many as it can",
         IN_USE: "the drive belongs to an array that is there",
     }
-    done = await nvme.admin(command, f"{what} the array of the drive at port {port}", hints)
+    try:
+        done = await nvme.admin(command, f"{what} the array of the drive at port {port}", hints)
+    except NvmeError as error:
+        there = {one.port: one for one in await drives(nvme)}
+        one = there.get(port)
+        if one is None or not one.present:
+            hint = "there is no drive" if one else "the card has no such port"
+        else:
+            hint = "the drive is a hot spare" if one.spare else WHY_NOT.get(one.hindrance)
+        raise NvmeError(error.what, error.completion, hint or error.hint) from None
     return done.result
 
 

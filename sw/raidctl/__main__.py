@@ -4,8 +4,9 @@
 
 ``export`` prints what Linux needs to have the volumes of the arrays that the drives belong to:
 lines for mdadm.conf, then tables for device-mapper as ``NAME: TABLE``. A DRIVE is a block device or
-an image. Nothing is written to it. What the user has to know goes to standard error. With one of
-``--mdadm`` and ``--dm`` only that part is printed:
+an image of all its blocks. Nothing is written to it. What the user has to know goes to standard
+error. The program ends with status 1 if an array lacks what Linux needs to start it, and has no
+table for it then. With one of ``--mdadm`` and ``--dm`` only that part is printed:
 
     python -m sw.raidctl export --mdadm /dev/sd[b-e] >> /etc/mdadm/mdadm.conf
     mdadm --assemble --scan
@@ -20,7 +21,7 @@ from sim.golden.superblock import RefusedSuperblockError
 from sw.raidctl.drives import Drive, read_drive
 from sw.raidctl.export import export
 
-NO_ARRAY = 1
+LACKS = 1
 
 
 def main() -> int:
@@ -51,14 +52,14 @@ def main() -> int:
         print(f"raidctl: {remark}", file=sys.stderr)
     if not found.lines:
         print("raidctl: no drive belongs to an array that Linux can have", file=sys.stderr)
-        return NO_ARRAY
+        return LACKS
     if not arguments.dm:
         print("\n".join(found.lines))
     if not arguments.mdadm:
         for name, table in found.tables:
             print(f"{name}: {table}")
-    return 0
+    return LACKS if found.lacks else 0
 
 
 if __name__ == "__main__":
-    sys.exit(program("raidctl", main))
+    sys.exit(program("raidctl", main, builds=False))

@@ -1,7 +1,6 @@
 """What drives say of the arrays that they belong to."""
 
 import os
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,10 @@ from sim.golden.superblock import (
     PAGE_BYTES,
     SECTOR,
     SECTOR_BYTES,
+    SPARE,
     Superblock,
 )
 from sim.golden.volume_list import BLOCKS, VolumeList, newest
-
-ENDLESS = 1 << 63
-"""Sectors of an image. It may end with the last block that was written."""
 
 OF_NO_ARRAY = b" spares "
 """The upper half of the identity of a set of hot spares for all arrays."""
@@ -36,12 +33,13 @@ class Drive:
 class FoundArray:
     """An array that drives belong to: its identity, which is that of its first span, how many spans
     it has, and what is found of each. ``volumes`` is the newest list of its members, if there is
-    one."""
+    one. ``left_out`` says of drives why they are no members."""
 
     identity: bytes
     last: int
     spans: dict[int, Judgement]
     volumes: VolumeList | None
+    left_out: tuple[str, ...] = ()
 
 
 def read_drive(name: str) -> Drive:
@@ -51,8 +49,7 @@ def read_drive(name: str) -> Drive:
     if it cannot be read.
     """
     with Path(name).open("rb") as file:
-        device = stat.S_ISBLK(os.fstat(file.fileno()).st_mode)
-        sectors = file.seek(0, os.SEEK_END) // SECTOR_BYTES if device else ENDLESS
+        sectors = file.seek(0, os.SEEK_END) // SECTOR_BYTES
         page, *pages = (_page(file, at) for at in (SECTOR * SECTOR_BYTES // PAGE_BYTES, *BLOCKS))
     return Drive(name, Superblock.unpack(page, sectors=sectors), tuple(pages))
 
@@ -90,5 +87,23 @@ def arrays_of(drives: Iterable[Drive]) -> tuple[list[FoundArray], list[str]]:
         if array.volumes is not None:
             pages.append(array.volumes.pack())
         spans = {**array.spans, span: judgement}
-        found[first] = FoundArray(first, last, spans, newest(pages, first))
+        others = tuple(
+            f"{members[number].name}: {_why(members[number], judgement)}"
+            for number in sorted(judgement.left_out)
+        )
+        found[first] = FoundArray(
+            first, last, spans, newest(pages, first), (*array.left_out, *others)
+        )
     return list(found.values()), wrong
+
+
+def _why(drive: Drive, judgement: Judgement) -> str:
+    """Why a drive is no member."""
+    one = drive.superblock
+    if one.role == SPARE and one.events == 0:
+        return "a hot spare of this array"
+    if one.events + 1 < judgement.freshest.events:
+        return "left out, since the others have been used without it"
+    if one.role < one.raid_disks:
+        return f"left out, since another drive is member {one.role}"
+    return "left out, since the array has given it up"

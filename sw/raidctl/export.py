@@ -21,11 +21,13 @@ GROUP = 4
 @dataclass
 class Export:
     """What Linux needs: lines for mdadm.conf, tables for device-mapper with their names, in the
-    order in which they are made, and what the user has to know."""
+    order in which they are made, and what the user has to know. An array ``lacks`` what Linux needs
+    to start it."""
 
     lines: list[str] = field(default_factory=list)
     tables: list[tuple[str, str]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    lacks: bool = False
 
 
 def uuid_text(identity: bytes) -> str:
@@ -43,8 +45,9 @@ def export(drives: Iterable[Drive]) -> Export:
     arrays, wrong = arrays_of(drives)
     told = Export(remarks=wrong)
     for array, name in zip(arrays, _names(arrays), strict=True):
-        remarks = list(_hindrances(array))
-        told.remarks += [f"{name}: {remark}" for remark in remarks]
+        told.remarks += [f"{name}: {remark}" for remark in (*array.left_out, *_hindrances(array))]
+        if _level(array) == TRIPLE_PARITY or not _can_start(array):
+            told.lacks = True
         if _level(array) != TRIPLE_PARITY:
             _add_array(told, array, name)
     return told
@@ -74,19 +77,35 @@ def _hindrances(array: FoundArray) -> Iterator[str]:
         if judgement is None:
             yield f"no drive of {what} is there"
             continue
-        expected = judgement.freshest.raid_disks
-        held = len(judgement.members)
-        if held < expected:
-            yield f"{what} has {held} of {expected} members" + _meaning(judgement)
+        lacking = set(range(judgement.freshest.raid_disks)) - set(judgement.members)
+        if lacking:
+            members = "members" if len(lacking) > 1 else "member"
+            numbers = ", ".join(map(str, sorted(lacking)))
+            yield f"{what} lacks {members} {numbers}" + _meaning(judgement)
 
 
 def _meaning(judgement: Judgement) -> str:
     """What comes of missing members."""
-    if not judgement.enough:
-        if judgement.dirty and judgement.freshest.level in PARITIES:
-            return ", and was in use as power went: Linux wants --force"
-        return ", and cannot be started"
-    return "" if judgement.starts else ": Linux wants --run"
+    if judgement.enough:
+        return ", and Linux starts it without"
+    if _enough_by_force(judgement):
+        return ", and was in use as power went: Linux starts it with --force"
+    return ", and cannot be started"
+
+
+def _enough_by_force(judgement: Judgement) -> bool:
+    """Whether md would start it, if its rows were consistent."""
+    one = judgement.freshest
+    tolerated = PARITIES.get(one.level, 0)
+    return judgement.enough or (
+        one.level in PARITIES and len(judgement.members) >= one.raid_disks - tolerated
+    )
+
+
+def _can_start(array: FoundArray) -> bool:
+    """Whether Linux can start all its spans."""
+    whole = len(array.spans) == array.last + 1
+    return whole and all(_enough_by_force(one) for one in array.spans.values())
 
 
 def _add_array(told: Export, array: FoundArray, name: str) -> None:
@@ -97,7 +116,7 @@ def _add_array(told: Export, array: FoundArray, name: str) -> None:
         if span in array.spans:
             uuid = uuid_text(of_span(array.identity, span))
             told.lines.append(f"ARRAY {device} metadata=1.2 UUID={uuid}")
-    if len(array.spans) < spans:
+    if not _can_start(array):
         return
     if array.last:
         joined = _joined(array, devices)
