@@ -136,6 +136,8 @@ class Drill(Lives):
     async def _repeat(self, card: SimulatedCard, steps: Sequence[str], moment: Moment) -> None:
         await self._begin_steps(card, steps)
         await card.transport.sleep(moment.time_ns - card.transport.now_ns)
+        # What happens at this very time has its turn.
+        await card.transport.sleep(1)
         assert self._stored(card) == moment.stored, "another run than the rehearsal"
 
     async def _begin_steps(self, card: SimulatedCard, steps: Sequence[str]) -> None:
