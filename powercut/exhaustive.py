@@ -211,10 +211,11 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What has become of a task. ``error`` and ``trace`` tell of the first failure, at ``moment``.
-    """
+    """What has become of a task, which has so many ``moments``. ``error`` and ``trace`` tell of the
+    first failure, at ``moment``."""
 
     seen: Counter
+    moments: int = 0
     moment: int = 0
     error: str = ""
     trace: str = ""
@@ -229,14 +230,14 @@ def drill(task: Task) -> Done:
         seen = one.seen
         moments = one.rehearse(task.steps)
         if moment > len(moments):
-            return Done(seen=seen, error=f"there are {len(moments)} moments only")
+            return Done(seen=seen, moments=len(moments))
         numbers = [moment] if moment else range(1, len(moments) + 1)
         for moment in numbers:
             one.cut(task.steps, moments[moment - 1])
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         return Done(seen=seen, moment=moment, error=told, trace=traceback.format_exc())
-    return Done(seen=seen)
+    return Done(seen=seen, moments=len(moments))
 
 
 def sequences(longest: int) -> list[tuple[str, ...]]:
@@ -333,6 +334,8 @@ def main() -> int:
                     if not arguments.keep_going:
                         report(seen, done, time.monotonic() - began, "one has failed")
                         return 1
+                elif arguments.moment > one.moments:
+                    parser.error(f"argument --moment: {what} has {one.moments} moments")
                 elif arguments.verbose:
                     print(f"{what}: {one.seen['cuts']} cuts", flush=True)
                 else:

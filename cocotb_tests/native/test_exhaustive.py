@@ -30,7 +30,7 @@ def test_every_sequence_is_there():
 
 
 def test_a_moment(monkeypatch, capsys):
-    """A block is under way to both copies."""
+    """The end of the rehearsal is a cut as well."""
     arguments = ("--levels", "RAID1", "--steps", "part", "--moment", "9", "--verbose")
     assert run(monkeypatch, *arguments) == 0
     said = capsys.readouterr().out
@@ -46,6 +46,14 @@ def test_every_moment(level):
     assert not done.error, (done.moment, done.trace)
     print(dict(done.seen))
     assert done.seen["cuts"] > 60
+
+
+def test_a_moment_that_there_is_not(monkeypatch, capsys):
+    arguments = ("--levels", "RAID1", "--steps", "lost", "--moment", "999")
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, *arguments)
+    assert ended.value.code == BAD_ARGUMENTS
+    assert "argument --moment: RAID1: lost has " in capsys.readouterr().err
 
 
 def test_a_loss_is_told(monkeypatch, capsys):

@@ -17,6 +17,7 @@ from hdl.flow.geometry import Level
 from powercut.lives import DRIVE, Known, Lives, contents
 from sim.golden.layout import Layout
 from sim.golden.superblock import Superblock
+from sim.md.guest import MOUNT
 from sim.md.machine import Assembly, assembled, drive, run
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
@@ -243,7 +244,7 @@ def test_linux_has_the_volumes(cards, first, tmp_path, capsys, monkeypatch):
     job = Assembly(
         name="exported",
         given=[Path(name).name for name in names],
-        attempts=[["--assemble", "--scan", "--config=/run/work/mdadm.conf"]],
+        attempts=[["--assemble", "--scan", f"--config={MOUNT}/mdadm.conf"]],
         bytes=BLOCK_BYTES * DRIVE.capacity,
         tables=[(name, table) for name, _, table in (line.partition(": ") for line in tables)],
     )

@@ -394,6 +394,47 @@ def test_foreign_drives_are_cleared():
             card.run(life(card))
 
 
+@pytest.mark.slow
+def test_power_goes_as_a_drive_is_cleared():
+    """The drive says what it said, or nothing. Other drives, and its data, are as they were."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await job_ends(card, await made(card, lives, Level.RAID5, [0, 1, 2]))
+        await lives.shut_down(card)
+
+    async def clears(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        card.transport.spawn(raid.clear_drive(card.nvme, 1))
+        await card.transport.sleep(lives.random.uniform(0, 60_000))
+
+    async def back(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        if any(lives.page(1)):
+            await lives.look(card)
+            assert not (await raid.arrays(card.nvme))[0].degraded
+        else:
+            assert await hindrances(card) == dict.fromkeys((0, 2), Hindrance.AWAITED)
+
+    with lives.power() as card:
+        card.run(begin(card))
+    before = [dict(image) for image in lives.images]
+    for _ in lives.branches(16):
+        with lives.power(identity=OTHER) as card:
+            card.run(clears(card))
+        is_zero = not any(lives.page(1))
+        lives.seen["cleared" if is_zero else "as it was"] += 1
+        wanted = [dict(image) for image in before]
+        if is_zero:
+            del wanted[1][BLOCK]  # images leave zeros out
+        assert lives.images == wanted
+        with lives.power() as card:
+            card.run(back(card))
+    print(dict(lives.seen))
+    assert lives.seen["cleared"] and lives.seen["as it was"]
+
+
 def test_an_array_is_there_once_what_hinders_it_is_cleared():
     """Two drives do not agree on what an array is. The host has one of them cleared."""
     lives = Lives(SEED)

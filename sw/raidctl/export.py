@@ -77,10 +77,12 @@ def _hindrances(array: FoundArray) -> Iterator[str]:
         if judgement is None:
             yield f"no drive of {what} is there"
             continue
+        yield from (f"member {n} of {what} is not rebuilt yet" for n in judgement.rebuilding)
         lacking = set(range(judgement.freshest.raid_disks)) - set(judgement.members)
-        if lacking:
+        lacking -= set(judgement.rebuilding)
+        if lacking or not judgement.enough:
             members = "members" if len(lacking) > 1 else "member"
-            numbers = ", ".join(map(str, sorted(lacking)))
+            numbers = ", ".join(map(str, sorted(lacking))) or "that is whole"
             yield f"{what} lacks {members} {numbers}" + _meaning(judgement)
 
 
