@@ -120,7 +120,7 @@ class Bench:
             stale = self.model.stale
         status, index = getattr(self.model, opcode.name.lower())(request)
         self.model.watch()
-        answer = await self.responses.receive(cycles=CHANGE_CYCLES)
+        answer = await self.answer()
         assert answer.status == status, f"{opcode} {request}: {answer.status}, expected {status}"
         assert index is None or answer.index == index
         assert not self.model.quiesced, f"{opcode}: who is inside was not waited for"
@@ -132,6 +132,12 @@ class Bench:
             assert not joins or self.stale_before == stale, "stale, and the boundary is anywhere"
         self.seen[status] += 1
         return status
+
+    async def answer(self):
+        """The answer to a change. The tables preview nothing."""
+        answer = await self.responses.receive(cycles=CHANGE_CYCLES)
+        assert not self.config.metadata or not answer.drives, "no preview"
+        return answer
 
     async def look(self, name: str, shape, address: int, readers: int | None) -> list:
         """The entry at ``address``, as each reader sees it."""

@@ -7,7 +7,6 @@ import pytest
 from cocotb.triggers import FallingEdge, RisingEdge
 
 from cocotb_tests.array.tables_bench import (
-    CHANGE_CYCLES,
     CONFIGS,
     Bench,
     run_tables,
@@ -105,7 +104,7 @@ async def settles_before_it_flushes(dut):
     await cycles_pass(dut.clk, 200)
     assert await settles() and bench.model.flushes, "it is flushed at once"
     bench.quiesces.paused = False
-    answer = await bench.responses.receive(cycles=CHANGE_CYCLES)
+    answer = await bench.answer()
     assert answer.status == ManageStatus.DONE
     assert answer.index >> MIGRATION_END_SHIFT == MigrationEnd.AGAIN.value
     assert not await settles() and not bench.model.flushes

@@ -10,7 +10,6 @@ from amaranth.hdl import Module
 from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.array.tables_bench import (
-    CHANGE_CYCLES,
     CONFIGS,
     METADATA,
     Bench,
@@ -255,7 +254,7 @@ async def nobody_trusts_a_drive_that_appears_late(dut):
         if delay > most:
             break
         bench.requests.send(opcode=ManageOpcode.CREATE_ARRAY, degraded=1, assumed=1, **shape)
-        changing = cocotb.start_soon(bench.responses.receive(cycles=CHANGE_CYCLES))
+        changing = cocotb.start_soon(bench.answer())
         await ClockCycles(dut.clk, delay)
         bench.name(4, 77)
         bench.plug(4, DATA_OFFSET_BLOCKS)
@@ -269,11 +268,11 @@ async def nobody_trusts_a_drive_that_appears_late(dut):
             late += 1
             if config.intent_chunks:
                 bench.requests.send(opcode=ManageOpcode.RE_ADD, array=0, position=4)
-                answer = await bench.responses.receive(cycles=CHANGE_CYCLES)
+                answer = await bench.answer()
                 assert answer.status == ManageStatus.OTHER_DRIVE
             bench.model.quiesce(0, goes=1)
             bench.requests.send(opcode=ManageOpcode.DELETE_ARRAY, array=0)
-            answer = await bench.responses.receive(cycles=CHANGE_CYCLES)
+            answer = await bench.answer()
             assert answer.status == ManageStatus.DONE
         bench.plug(4, None)
     assert late > 10
@@ -368,7 +367,7 @@ async def the_drive_that_was_wiped_joins(dut):
                 bench.plug(2, 100_000)
                 await cycles_pass(dut.clk, 3)
             bench.wiped.paused = False
-            answer = await bench.responses.receive(cycles=CHANGE_CYCLES)
+            answer = await bench.answer()
             assert answer.status == ManageStatus.DRIVE_UNAVAILABLE, (opcode, away, answer)
             assert not sample(dut.drives__used) >> 2 & 1
 
@@ -432,7 +431,7 @@ async def all_live_drives_are_flushed(dut):
         if goes is not None:
             bench.plug(goes, None)
         bench.flushed.paused = False
-        answer = await bench.responses.receive(cycles=CHANGE_CYCLES)
+        answer = await bench.answer()
         assert answer.status == ManageStatus.DONE
         await RisingEdge(dut.clk)
         await bench.compare()
