@@ -401,7 +401,7 @@ class Core(wiring.Component):
         connect(m, line_write, page_write.inputs[0])
         connect(m, metadata.line_write, page_write.inputs[1])
         m.d.comb += [
-            metadata.page_line.eq(self._config.lines - 1),
+            metadata.first_page.eq(self._config.lines - self._config.moved_pages),
             metadata.first_line.eq(self._config.free_lines),
         ]
         return page_read.line_read, page_write.output

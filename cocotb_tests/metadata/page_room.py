@@ -8,22 +8,22 @@ from hdl.config import Config
 from hdl.drive.drives import Drives
 from hdl.flow.drive_port import DrivePort
 from hdl.flow.geometry import geometry
-from hdl.flow.operation import DriveStatus
+from hdl.flow.line import write_port
 from hdl.flow.table_read import volume
 from hdl.flow.volume_facts import volume_facts
 from hdl.kit.table import Table, TableWrite
 from hdl.memory.store import LineStore
-from hdl.metadata.page_mover import PageMover
+from hdl.metadata.page_mover import PageMover, moved_page
 from hdl.metadata.superblock import kept_read, kept_table, kept_write
 from hdl.metadata.superblock_facts import EVENT_BITS, MdShape, SuperblockFacts
 from hdl.metadata.superblock_writer import SuperblockWriter, superblock_edit
-from hdl.metadata.superblocks import ListReads, Superblocks, member_edit
+from hdl.metadata.superblocks import ListReads, Superblocks, edited, member_edit
 from hdl.metadata.survey import Survey
 from hdl.metadata.words import WordWriter
 from hdl.nvme.admin.names import IDENTITY_BITS
 
-PAGE_LINE = 5
-"""The line that pages pass through."""
+FIRST_LINE = 5
+"""The first one of the lines that pages pass through."""
 
 SIZES = Config(
     data_width=128,
@@ -35,6 +35,8 @@ SIZES = Config(
     operations=32,
     drive_tags=8,
 )
+LAST = SIZES.superblock_lines
+"""The number of the line of all pages but superblocks that are written."""
 
 
 class SurveyRoom(wiring.Component):
@@ -64,8 +66,6 @@ class SurveyRoom(wiring.Component):
         m.submodules.mover = mover = PageMover(config=config)
         m.submodules.drives = drives = Drives(config=config)
         m.submodules.store = store = LineStore(config=config, readers=3, writers=2)
-        connect(m, survey.move, mover.move)
-        connect(m, mover.moved, survey.moved)
         connect(m, mover.operation, drives.operation)
         connect(m, drives.finished, mover.finished)
         connect(m, survey.kept_write, kept.write)
@@ -75,8 +75,16 @@ class SurveyRoom(wiring.Component):
             connect(m, drives.line_write[path], store.write[path])
         connect(m, survey.line_read, store.read[2])
         m.d.comb += [
-            survey.page_line.eq(PAGE_LINE),
-            mover.gone.eq(survey.gone),
+            survey.page_line.eq(FIRST_LINE + LAST),
+            mover.first_line.eq(FIRST_LINE),
+            mover.move.payload.page.eq(survey.move.payload),
+            mover.move.payload.line.eq(LAST),
+            mover.move.valid.eq(survey.move.valid),
+            survey.move.ready.eq(mover.move.ready),
+            survey.moved.payload.eq(mover.moved.payload.status),
+            survey.moved.valid.eq(mover.moved.valid),
+            mover.moved.ready.eq(survey.moved.ready),
+            mover.gone.eq(survey.gone << LAST),
             drives.failed.eq(~survey.present | mover.shuns),
             self.known.eq(survey.known),
             drives.fail.ready.eq(1),
@@ -95,8 +103,9 @@ class SurveyRoom(wiring.Component):
 class WriterRoom(wiring.Component):
     """The superblock writer on real drive ports, as the controller connects it.
 
-    ``level`` and ``layout`` of ``facts`` follow from ``geometry``. ``kept_read`` reads what is
-    kept, and ``plant`` puts something else there.
+    ``level`` and ``layout`` of ``facts`` follow from ``geometry``. ``line`` is the one that pages
+    pass through, and ``foul`` writes lines. ``kept_read`` reads what is kept, and ``plant`` puts
+    something else there.
     """
 
     def __init__(self, *, config: Config, writer=SuperblockWriter):
@@ -107,7 +116,9 @@ class WriterRoom(wiring.Component):
                 "geometry": In(geometry(config)),
                 "facts": In(SuperblockFacts),
                 "edit": In(stream.Signature(superblock_edit(config))),
-                "done": Out(stream.Signature(DriveStatus)),
+                "line": In(range(config.superblock_lines)),
+                "foul": In(write_port(config)),
+                "done": Out(stream.Signature(moved_page(config))),
                 "kept_read": In(kept_read(config)),
                 "plant": In(kept_write(config)),
                 "busy": Out(1),
@@ -124,13 +135,12 @@ class WriterRoom(wiring.Component):
         m.submodules.mover = mover = PageMover(config=config)
         m.submodules.words = words = WordWriter(config=config)
         m.submodules.drives = drives = Drives(config=config)
-        m.submodules.store = store = LineStore(config=config, readers=2, writers=3)
+        m.submodules.store = store = LineStore(config=config, readers=2, writers=4)
         connect(m, flipped(self.edit), writer.edit)
-        connect(m, writer.done, flipped(self.done))
+        connect(m, mover.moved, flipped(self.done))
+        connect(m, flipped(self.foul), store.write[3])
         connect(m, writer.words, words.words)
         connect(m, words.line_write, store.write[2])
-        connect(m, writer.move, mover.move)
-        connect(m, mover.moved, writer.moved)
         connect(m, mover.operation, drives.operation)
         connect(m, drives.finished, mover.finished)
         for user in (writer.kept_write, self.plant):
@@ -150,8 +160,13 @@ class WriterRoom(wiring.Component):
             writer.facts.eq(self.facts),
             writer.facts.level.eq(shape.level),
             writer.facts.layout.eq(shape.layout),
-            writer.page_line.eq(PAGE_LINE),
-            words.line.eq(PAGE_LINE),
+            writer.line.eq(self.line),
+            words.line.eq(FIRST_LINE + self.line),
+            mover.first_line.eq(FIRST_LINE),
+            mover.move.payload.page.eq(writer.move.payload),
+            mover.move.payload.line.eq(self.line),
+            mover.move.valid.eq(writer.move.valid),
+            writer.move.ready.eq(mover.move.ready),
             drives.fail.ready.eq(1),
             self.busy.eq(writer.busy | mover.busy | drives.busy | store.busy),
         ]
@@ -174,7 +189,7 @@ class SuperblocksRoom(wiring.Component):
                 "geometry": In(geometry(config)),
                 "facts": In(SuperblockFacts),
                 "edit": In(stream.Signature(member_edit(config))),
-                "done": Out(stream.Signature(DriveStatus)),
+                "done": Out(stream.Signature(edited(config))),
                 "identity": In(IDENTITY_BITS),
                 "generation": In(EVENT_BITS),
                 "lists": In(ListReads(config)),
@@ -217,7 +232,7 @@ class SuperblocksRoom(wiring.Component):
             superblocks.facts.eq(self.facts),
             superblocks.facts.level.eq(shape.level),
             superblocks.facts.layout.eq(shape.layout),
-            superblocks.page_line.eq(PAGE_LINE),
+            superblocks.first_line.eq(FIRST_LINE),
             superblocks.identity.eq(self.identity),
             superblocks.generation.eq(self.generation),
             drives.failed.eq(~superblocks.present | superblocks.shuns),

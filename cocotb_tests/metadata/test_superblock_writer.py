@@ -8,11 +8,12 @@ from pathlib import Path
 
 import cocotb
 import pytest
+from amaranth.hdl import Signal
 
 from cocotb_tests.metadata.md_array import DEVICES, EXPRESSIBLE, NAMES, Array, random_array, show
 from cocotb_tests.metadata.mdadm import MDADM, examined
 from cocotb_tests.metadata.page_bench import PageBench
-from cocotb_tests.metadata.page_room import SIZES, WriterRoom
+from cocotb_tests.metadata.page_room import FIRST_LINE, SIZES, WriterRoom
 from cocotb_tests.metadata.superblock_pages import SECTORS, bitmap_of, kept_words
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import (
@@ -25,7 +26,9 @@ from cocotb_tests.streams import (
 )
 from hdl.config import BLOCK_BYTES, SECTORS_PER_BLOCK
 from hdl.flow.geometry import Level
+from hdl.flow.line import write_beat
 from hdl.flow.operation import DriveStatus
+from hdl.metadata.page_mover import moved_page
 from hdl.metadata.superblock import BLOCK, KEPT_WORDS, Word
 from hdl.metadata.superblock_writer import Edit, SuperblockWriter, superblock_edit
 from sim.golden.superblock import (
@@ -42,9 +45,29 @@ class Bench(PageBench):
 
     def __init__(self, dut, *, seed: int):
         super().__init__(dut, seed=seed, name="writer")
+        self.lines = random.Random(f"{seed}/lines")
+        dut.line.value = 0
         self.edits = StreamSource(dut, "edit", layout=superblock_edit(SIZES))
-        self.done = StreamSink(dut, "done", layout=DriveStatus, active=0.3)
+        self.done = StreamSink(dut, "done", layout=moved_page(SIZES), active=0.3)
         self.identities: set[bytes] = set()
+        self.fouled = StreamSource(dut, "foul", layout=write_beat(SIZES))
+
+    async def foul(self) -> None:
+        """Nobody knows what lines hold at first."""
+        width, beats = SIZES.data_width, SIZES.beats
+        for line in range(SIZES.superblock_lines):
+            for beat in range(beats):
+                address = (FIRST_LINE + line) * beats + beat
+                word = self.lines.getrandbits(width)
+                self.fouled.send(address=address, data=word, mask=(1 << SIZES.beat_dwords) - 1)
+        await self.fouled.drained()
+
+    async def end(self) -> DriveStatus:
+        """How the page has ended that is under way. The next one passes through any line."""
+        end = await self.done.receive(cycles=20_000)
+        assert end.line == sample(self.dut.line)
+        self.dut.line.value = self.lines.randrange(SIZES.superblock_lines)
+        return end.status
 
     async def plant(self, port: int, page: bytes) -> None:
         """This is kept of the drive at a port from now on."""
@@ -63,13 +86,16 @@ class Bench(PageBench):
         drive = self.drives[port]
         commands = drive.counts.commands
         self.edits.send(edit=edit, port=port, role=role, **like)
-        status = await self.done.receive(cycles=20_000)
+        status = await self.end()
         done = drive.counts.history[commands:]
         # Once stored, it is there also after a loss of power.
         assert done and set(done) == {("WRITE", BLOCK, 1, True)}, done
         written = set(drive.storage) - {BLOCK}
         assert not written, f"blocks {written} are no superblock"
-        return status, drive.read_block(BLOCK)
+        page = drive.read_block(BLOCK)
+        if status == DriveStatus.GOOD:
+            assert not any(page[4 * KEPT_WORDS :]), "what the line held before"
+        return status, page
 
 
 @cocotb.test(timeout_time=40, timeout_unit="ms")
@@ -77,6 +103,7 @@ async def writes_what_md_reads(dut):
     """Members of arrays of all kinds are made, changed, exchanged, and erased."""
     bench = Bench(dut, seed=cocotb.RANDOM_SEED)
     await start(dut)
+    await bench.foul()
     levels: Counter = Counter()
     spans: set[int] = set()
     for number in range(int(os.environ["ARRAYS"])):
@@ -171,7 +198,7 @@ async def tells_of_drives_that_fail(dut):
         dut, lambda: bench.drives[3].counts.commands, cycles=20_000, what="the write"
     )
     await bench.drives[3].restart()
-    assert await bench.done.receive(cycles=20_000) == DriveStatus.GOOD
+    assert await bench.end() == DriveStatus.GOOD
     assert Superblock.unpack(bench.drives[3].read_block(BLOCK), sectors=SECTORS).role in (0, FAULTY)
 
 
@@ -187,7 +214,7 @@ async def erases_lists(dut):
     for number, block in ((1, 254), (2, 255)):
         drive.storage[block] = bench.random.randbytes(BLOCK_BYTES)
         bench.edits.send(edit=Edit.ERASE, port=1, page=number)
-        assert await bench.done.receive(cycles=20_000) == DriveStatus.GOOD
+        assert await bench.end() == DriveStatus.GOOD
         assert drive.counts.history[-1] == ("WRITE", block, 1, True)
         assert drive.storage[block] == bytes(BLOCK_BYTES)
         assert drive.storage[BLOCK] == page and await bench.kept(1) == kept
@@ -262,7 +289,7 @@ class KeepsTheNumber(SuperblockWriter):
 
     def _make_word(self, m, new):
         super()._make_word(m, new)
-        with m.If((self._edit.edit == Edit.CHANGE) & (self._number == Word.DEVICE_NUMBER)):
+        with m.If((self.edit.payload.edit == Edit.CHANGE) & (self._number == Word.DEVICE_NUMBER)):
             m.d.comb += new.eq(self.kept_read.data)
 
 
@@ -281,8 +308,16 @@ class ForgetsTheFailed(SuperblockWriter):
 
     def _make_word(self, m, new):
         super()._make_word(m, new)
-        with m.If((self._edit.edit == Edit.CHANGE) & (self._number[6:] == 1)):
+        with m.If((self.edit.payload.edit == Edit.CHANGE) & (self._number[6:] == 1)):
             m.d.comb += new.eq(self.kept_read.data)
+
+
+class TrustsTheLine(SuperblockWriter):
+    """A planted bug: a line that has not been used has zeros."""
+
+    def __init__(self, *, config):
+        super().__init__(config=config)
+        self._is_clean = Signal(config.superblock_lines, init=-1)
 
 
 class SumsTheOld(SuperblockWriter):
@@ -290,7 +325,7 @@ class SumsTheOld(SuperblockWriter):
 
     def _make_word(self, m, new):
         super()._make_word(m, new)
-        with m.If((self._edit.edit == Edit.CHANGE) & (self._number == 54)):
+        with m.If((self.edit.payload.edit == Edit.CHANGE) & (self._number == 54)):
             m.d.comb += new.eq(self.kept_read.data)
 
 
@@ -317,6 +352,7 @@ def test_superblock_writer_for_long():
     ("bug", "testcase"),
     [
         (ForgetsTheFailed, "writes_what_md_reads"),
+        pytest.param(TrustsTheLine, "writes_what_md_reads", marks=pytest.mark.slow),
         pytest.param(SumsTheOld, "writes_what_md_reads", marks=pytest.mark.slow),
         pytest.param(KeepsTheNumber, "follows_linux", marks=pytest.mark.slow),
         pytest.param(IsTheModel, "follows_linux", marks=pytest.mark.slow),

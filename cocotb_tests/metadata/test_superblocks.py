@@ -2,11 +2,13 @@
 
 import os
 from collections import Counter
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 
 import cocotb
 import pytest
-from amaranth.hdl import Const, Module
+from amaranth.hdl import Const, Module, Mux, Signal
+from cocotb.task import Task
 
 from cocotb_tests.drive.drive_model import DriveModel
 from cocotb_tests.metadata.md_array import Array, random_array, show
@@ -15,13 +17,24 @@ from cocotb_tests.metadata.page_room import SIZES, SuperblocksRoom
 from cocotb_tests.metadata.superblock_pages import SECTORS, expected, hostile
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, cycles_pass, sample, start, wait_until
-from hdl.config import BLOCK_BYTES
+from hdl.config import BLOCK_BYTES, Config
 from hdl.flow.operation import DriveStatus
 from hdl.metadata.superblock import BLOCK, Finding
 from hdl.metadata.superblock_writer import Edit
-from hdl.metadata.superblocks import Superblocks, member_edit
+from hdl.metadata.superblocks import Superblocks, edited, member_edit
 from sim.golden.spans import of_span
 from sim.golden.superblock import Superblock
+
+
+@dataclass
+class Wanted:
+    """An edit that is under way, of a drive that had this superblock. Its drive may go."""
+
+    edit: Edit
+    own: Superblock | None
+    role: int
+    array: Array
+    trouble: Task[bytes] | None = None
 
 
 class Bench(PageBench):
@@ -32,9 +45,11 @@ class Bench(PageBench):
         for drive in self.drives:
             drive.storage[BLOCK] = hostile(self.random)
         self.edits = StreamSource(dut, "edit", layout=member_edit(SIZES))
-        self.done = StreamSink(dut, "done", layout=DriveStatus, active=0.3)
+        self.done = StreamSink(dut, "done", layout=edited(SIZES), active=0.3)
         self.array: Array = random_array(self.random)
         self.told: Counter = Counter()
+        self.under_way: dict[int, Wanted] = {}
+        self.most = 0
 
     async def exchange(self, port: int) -> bytes:
         """A drive goes, and perhaps comes back as another one. Returns that one's page."""
@@ -52,44 +67,81 @@ class Bench(PageBench):
             drive.insert()
         return page
 
-    async def change(self) -> None:
-        """The array changes, and the superblock of one drive with it, which may go meanwhile."""
-        members = [port for port, drive in enumerate(self.drives) if self._own(drive)]
-        ports = members if members and self.random.random() < 0.3 else range(SIZES.ports)
-        port = self.random.choice(ports)
+    async def begin(self, port: int) -> None:
+        """The array changes, and the superblock of one drive with it."""
         drive = self.drives[port]
         own = self._own(drive)
         edit = self.random.choice((Edit.CHANGE, Edit.ERASE)) if own else Edit.MAKE
-        if edit is Edit.MAKE and self.random.random() < 0.3:
+        if edit is Edit.MAKE and self.random.random() < 0.3 and not self.under_way:
             self.array = random_array(self.random)
         self.array.happens(self.random)
         show(self.dut, SIZES, self.array)
         role = own.device_number if own else self.random.randrange(self.array.width)
+        self.under_way[port] = Wanted(edit, own, role, deepcopy(self.array))
         self.edits.send(superblock={"edit": edit, "port": port, "role": role})
-        trouble = None
-        what = self.random.random()
-        if what < 0.3:
+        if self.random.random() < 0.2:
+            self._exchange_later(port)
+        self.most = max(self.most, len(self.under_way))
+        await self.edits.drained(cycles=40_000)
+
+    def _exchange_later(self, port: int) -> None:
+        """The drive of an edit goes at any time."""
+
+        async def exchanged() -> bytes:
             await cycles_pass(self.dut.clk, 2 + self.random.randrange(6_000))
-            trouble = cocotb.start_soon(self.exchange(port))
-        elif what < 0.5:
-            self.done.paused = True
-            ends = self.dut.done__valid
-            await wait_until(self.dut, lambda: sample(ends), cycles=40_000, what="the end")
-            trouble = cocotb.start_soon(self.exchange(port))
+            return await self.exchange(port)
+
+        wanted = self.under_way.get(port)
+        if wanted is not None and wanted.trouble is None:
+            wanted.trouble = cocotb.start_soon(exchanged())
+
+    async def change(self) -> None:
+        """Superblocks of some drives change, which may go meanwhile. They end in any order."""
+        members = [port for port, drive in enumerate(self.drives) if self._own(drive)]
+        few = members if members and self.random.random() < 0.3 else range(SIZES.ports)
+        ports = self.random.sample(few, self.random.randint(1, len(few)))
+        ending = cocotb.start_soon(self._hear(len(ports)))
+        for port in ports:
+            await self.begin(port)
+            await cycles_pass(self.dut.clk, self.random.choice((0, 0, 500)))
+        if self.random.random() < 0.2:
+            await self._exchange_as_it_is_told()
+        await ending
+        assert not self.under_way, self.under_way
+
+    async def _exchange_as_it_is_told(self) -> None:
+        """The end of an edit is not taken, and its drive goes."""
+        self.done.paused = True
+        ends = self.dut.done__valid
+        for _ in range(20_000):
+            if sample(ends) or not self.under_way:
+                break
+            await cycles_pass(self.dut.clk, 1)
+        if self.under_way and sample(ends):
+            port = sample(self.dut.done__payload) % SIZES.ports
+            wanted = self.under_way[port]
+            if wanted.trouble is None:
+                wanted.trouble = cocotb.start_soon(self.exchange(port))
             await cycles_pass(self.dut.clk, self.random.randrange(40))
-            self.done.paused = False
-        status = await self.done.receive(cycles=40_000)
-        self.told[edit, status == DriveStatus.GOOD] += 1
-        if trouble is not None:
-            page = await trouble
-            # Nobody has named the drive that is there now.
-            assert drive.storage[BLOCK] == page, "an edit has gone to another drive"
-        elif status == DriveStatus.GOOD:
-            assert drive.present and not drive.bad_writes
-            drive.bad_reads.clear()  # a block that has been written can be read
-            self._check_page(edit, own, role, drive.storage[BLOCK])
-        else:
-            assert drive.bad_writes or not drive.present
+        self.done.paused = False
+
+    async def _hear(self, edits: int) -> None:
+        """What has become of each."""
+        for _ in range(edits):
+            end = await self.done.receive(cycles=80_000)
+            wanted = self.under_way.pop(end.port)
+            drive, good = self.drives[end.port], end.status == DriveStatus.GOOD
+            self.told[wanted.edit, good] += 1
+            if wanted.trouble is not None:
+                page = await wanted.trouble
+                # Nobody has named the drive that is there now.
+                assert drive.storage[BLOCK] == page, "an edit has gone to another drive"
+            elif good:
+                assert drive.present and not drive.bad_writes
+                drive.bad_reads.clear()  # a block that has been written can be read
+                self._check_page(wanted, drive.storage[BLOCK])
+            else:
+                assert drive.bad_writes or not drive.present
 
     def _own(self, drive: DriveModel) -> Superblock | None:
         """The superblock of a drive that is a member of the array and can be read."""
@@ -98,15 +150,15 @@ class Bench(PageBench):
         one = Superblock.unpack(drive.storage[BLOCK], sectors=SECTORS)
         return one if one.set_uuid == of_span(self.array.set_uuid, self.array.span) else None
 
-    def _check_page(self, edit: Edit, own: Superblock | None, role: int, page: bytes) -> None:
-        if edit is Edit.ERASE:
+    def _check_page(self, wanted: "Wanted", page: bytes) -> None:
+        if wanted.edit is Edit.ERASE:
             assert page == bytes(BLOCK_BYTES)
             return
         found = Superblock.unpack(page, sectors=SECTORS)
-        if own:
-            assert found == self.array.changed(own)
+        if wanted.own:
+            assert found == wanted.array.changed(wanted.own)
         else:
-            assert replace(found, device_uuid=b"") == self.array.made(role)
+            assert replace(found, device_uuid=b"") == wanted.array.made(wanted.role)
 
 
 @cocotb.test(timeout_time=200, timeout_unit="ms")
@@ -126,6 +178,7 @@ async def knows_what_is_there(dut):
     assert all(told[edit, True] for edit in Edit), told
     assert told[Edit.MAKE, False], told
     assert found[Finding.VALID] and found[Finding.NONE]
+    assert bench.most > 2, f"{bench.most} drives are written at once"
     await wait_until(dut, lambda: not sample(dut.busy), cycles=100, what="rest")
 
 
@@ -142,7 +195,8 @@ class BelievesTheExchanged(Superblocks):
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        with m.If(self._writer.done.payload == DriveStatus.GOOD):
+        good = self._mover.moved.payload.status == DriveStatus.GOOD
+        with m.If(good & ~self._tells):
             m.d.comb += self._survey.written.payload.known.eq(1)
         return m
 
@@ -161,7 +215,33 @@ class BelievesTheFailed(Superblocks):
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        m.d.comb += self._survey.written.payload.known.eq(~self._gone)
+        line = self._mover.moved.payload.line[: len(self._line)]
+        gone = (self._gone | self._goes).bit_select(line, 1)
+        m.d.comb += self._survey.written.payload.known.eq(~gone)
+        return m
+
+
+class ErasesAll(Superblocks):
+    """A planted bug: what becomes of a drive is what becomes of the one that was offered last."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        taken, erases = self.edit.valid & self.edit.ready, Signal()
+        with m.If(taken):
+            m.d.sync += erases.eq(self.edit.payload.superblock.edit == Edit.ERASE)
+        m.d.comb += self._survey.written.payload.finding.eq(
+            Mux(erases, Finding.NONE, Finding.VALID)
+        )
+        return m
+
+
+class UsesTheLineTwice(Superblocks):
+    """A planted bug: a superblock is made in the line of one that a drive has not read yet."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        with m.If(self._under_way.any()):
+            m.d.comb += self._words.line.eq(self.first_line)
         return m
 
 
@@ -178,7 +258,27 @@ def test_superblocks_for_long():
     run(SuperblocksRoom(config=SIZES), "superblocks_long", rounds=400)
 
 
-BUGS = BelievesTheExchanged, BelievesTheFailed, FollowsThePort, WritesAtOnce
+class FewLines(Config):
+    """There are fewer lines than drives."""
+
+    @property
+    def superblock_lines(self) -> int:
+        return 2
+
+
+def test_superblocks_wait_for_a_line():
+    few = FewLines(**asdict(SIZES))
+    run(SuperblocksRoom(config=few), "superblocks_few_lines", rounds=40)
+
+
+BUGS = (
+    BelievesTheExchanged,
+    BelievesTheFailed,
+    ErasesAll,
+    FollowsThePort,
+    UsesTheLineTwice,
+    WritesAtOnce,
+)
 
 
 @pytest.mark.slow

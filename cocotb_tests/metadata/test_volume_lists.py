@@ -31,7 +31,7 @@ from hdl.flow.table_read import volume
 from hdl.flow.volume_facts import volume_facts
 from hdl.metadata.superblock import BLOCK
 from hdl.metadata.superblock_writer import Edit
-from hdl.metadata.superblocks import Superblocks, member_edit
+from hdl.metadata.superblocks import Superblocks, edited, member_edit
 from hdl.metadata.volume_list import listed_volume
 from hdl.metadata.volume_list_reader import VolumeListReader
 from hdl.metadata.volume_list_writer import VolumeListWriter
@@ -47,7 +47,7 @@ class Bench(PageBench):
     def __init__(self, dut, *, seed: int):
         super().__init__(dut, seed=seed, name="lists")
         self.edits = StreamSource(dut, "edit", layout=member_edit(SIZES))
-        self.done = StreamSink(dut, "done", layout=DriveStatus, active=0.3)
+        self.done = StreamSink(dut, "done", layout=edited(SIZES), active=0.3)
         self.looks = StreamSource(dut, "lists__look")
         self.entries = StreamSink(dut, "lists__entries", layout=LISTED, active=0.3)
         self.array = random_array(self.random)
@@ -152,7 +152,9 @@ class Bench(PageBench):
         commands = drive.counts.commands
         edit = {"edit": Edit.MAKE, "port": port, "role": choose.randrange(self.array.width)}
         self.edits.send(superblock=edit, lists=1, array=self.number)
-        status = await self.done.receive(cycles=60_000)
+        end = await self.done.receive(cycles=60_000)
+        assert end.port == port
+        status = end.status
         after = self.pages(port)
         if held is not None:
             last = before.index(held.pack()) if before.count(held.pack()) == 1 else None
@@ -326,7 +328,7 @@ class WritesOver(Superblocks):
 
     def _connect_lists(self, m):
         super()._connect_lists(m)
-        port = self._edit.superblock.port
+        port = self.edit.payload.superblock.port
         m.d.comb += self._list_writer.edit.payload.copy.eq(self._newest.bit_select(port, 1))
 
 

@@ -7,7 +7,7 @@ from hdl.config.background import Background
 from hdl.config.data_path import DataPath
 from hdl.config.drives import Drives
 from hdl.config.nvme import Nvme
-from hdl.config.sizes import LEAVING, LINE_USERS, MENDED, OPERATIONS_PER_BLOCK
+from hdl.config.sizes import LEAVING, LINE_USERS, MENDED, OPERATIONS_PER_BLOCK, SUPERBLOCK_LINES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,20 @@ class Shares(DataPath, Nvme, Arrays, Drives, Background):
     @property
     def page_lines(self) -> int:
         """Lines, the last ones, that are not handed out, because pages of metadata pass through:
-        the bitmap of each array, and the very last one for all other pages."""
-        return int(self.metadata) + (self.arrays if self.durable_marks else 0)
+        the bitmap of each array, and then `moved_pages`."""
+        bitmaps = self.arrays if self.durable_marks else 0
+        return bitmaps + (self.moved_pages if self.metadata else 0)
+
+    @property
+    def superblock_lines(self) -> int:
+        """Superblocks that are written at once."""
+        return min(SUPERBLOCK_LINES, self.ports)
+
+    @property
+    def moved_pages(self) -> int:
+        """Lines of a `hdl.metadata.page_mover.PageMover`: those of superblocks that are written,
+        and the very last one for all other pages."""
+        return self.superblock_lines + 1
 
     @property
     def free_lines(self) -> int:
@@ -90,11 +102,13 @@ class Shares(DataPath, Nvme, Arrays, Drives, Background):
         A block needs a row slot, a place to be parked, a line, and `OPERATIONS_PER_BLOCK` drive
         operations. Walks need row slots and places as well. Beyond the operations of its blocks,
         all rows have at most `shared_lines` operations. Each drive has two flushes of the
-        controller itself, one of them for rows, and with `durable_marks` a page.
+        controller itself, one of them for rows, and with `durable_marks` a page. With `metadata`
+        there are `moved_pages` as well.
         """
         walks = self.walk_window + MENDED + LEAVING if self.background else 0
         operations = self.operations - self.shared_lines
         operations -= (2 + self.durable_marks) * self.ports
+        operations -= self.moved_pages if self.metadata else 0
         return {
             "rows": self.rows - walks,
             "commands": self.commands - walks,

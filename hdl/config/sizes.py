@@ -58,6 +58,9 @@ LEAVING = 8
 """Walks that have ended and whose row slots are not free yet. There are one or two, and some to
 spare."""
 
+SUPERBLOCK_LINES = 8
+"""Superblocks that are written at once: a drive takes some eight times as long as making one."""
+
 OPERATIONS_PER_BLOCK = 4
 """Drive operations that a block of a host command counts for against the share of its array."""
 

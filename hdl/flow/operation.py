@@ -52,8 +52,10 @@ class Owner(enum.Enum, shape=2):
 
 
 def owner_bits(config: Config) -> int:
-    """Width of the number of an owner, which is a row slot, a command slot, or an array."""
-    return max(config.row_slot_bits, config.slot_bits, config.array_bits)
+    """Width of the number of an owner, which is a row slot, a command slot, an array, or a line of
+    `hdl.metadata.page_mover.PageMover`."""
+    pages = bits_for_count(config.moved_pages) if config.metadata else 0
+    return max(config.row_slot_bits, config.slot_bits, config.array_bits, pages)
 
 
 def operation(config: Config) -> data.StructLayout:

@@ -144,7 +144,6 @@ class BitmapReader(wiring.Component):
             reader.line.payload.eq(self.page_line),
             self.move.payload.port.eq(self._port),
             self.move.payload.block.eq(BLOCK),
-            self.move.payload.line.eq(self.page_line),
             asked.is_md.eq(md_uses(m, config, asked.shape)),
             asked.fits.eq(self._all & ~self._first),
             self.follow.payload.eq(asked.give.payload),

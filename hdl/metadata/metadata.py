@@ -89,8 +89,8 @@ class Metadata(wiring.Component):
     withholds, forsaken
         Nothing may be acknowledged to the host, or nothing that writes to that array
         (`hdl.metadata.withheld.Withheld`).
-    page_line
-        A level. A line that nobody else uses.
+    first_page
+        A level. Lines that nobody else uses, from this one on, for `hdl.metadata.page_mover`.
     marks, whole, lets, now, deadline
         With `Config.durable_marks`: those of `hdl.metadata.stored_marks.StoredMarks`.
     idle
@@ -148,7 +148,7 @@ class Metadata(wiring.Component):
                 "ready": Out(1),
                 "withholds": Out(1),
                 "forsaken": Out(Pulse(config.array_bits)),
-                "page_line": In(config.line_bits),
+                "first_page": In(config.line_bits),
                 "marks": Out(Marks(config)),
                 "whole": In(config.arrays),
                 "idle": In(config.arrays),
@@ -224,7 +224,7 @@ class Metadata(wiring.Component):
         connect(m, superblocks.facts_read, flipped(self.facts_read))
         m.d.comb += [
             superblocks.present.eq(self.present),
-            superblocks.page_line.eq(self.page_line),
+            superblocks.first_line.eq(self.first_page),
             superblocks.identity.eq(self.card.identity),
             self.shuns.eq(superblocks.shuns),
         ]
@@ -339,7 +339,10 @@ class Metadata(wiring.Component):
                     user.done.valid.eq(superblocks.done.valid),
                     superblocks.done.ready.eq(user.done.ready),
                 ]
-            m.d.comb += user.done.payload.eq(superblocks.done.payload)
+        m.d.comb += [
+            keeper.done.payload.eq(superblocks.done.payload),
+            spares.done.payload.eq(superblocks.done.payload.status),
+        ]
 
     def _connect_marks(self, m: Module) -> tuple:
         """The write-intent bitmap on the drives. Returns its parts.

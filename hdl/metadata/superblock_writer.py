@@ -1,4 +1,4 @@
-"""Writes the superblock of a member."""
+"""Makes the superblock of a member, as a page that is to be stored."""
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
@@ -6,7 +6,6 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import DWORDS_PER_BLOCK, LINE_WRITERS, Config
 from hdl.flow.geometry import WIDTH_BITS
-from hdl.flow.operation import DriveStatus
 from hdl.memory.store import write_delay
 from hdl.metadata import volume_list
 from hdl.metadata.page_mover import page_move
@@ -57,12 +56,14 @@ def superblock_edit(config: Config) -> data.StructLayout:
 
 
 class SuperblockWriter(wiring.Component):
-    """Stores the superblock of a member on its drive, and keeps what it has stored.
+    """Makes the superblock of a member, gives it away to be stored, and keeps it.
 
-    The whole page is written, with Force Unit Access. What is kept is only as good as the answer:
-    after another status than GOOD the drive may hold the old page, the new one, or parts of both.
+    What is kept is only as good as the answer of the drive: after another status than GOOD the
+    drive may hold the old page, the new one, or parts of both.
 
-    A page takes 3,400 cycles and what the drive takes.
+    The words that the card does not keep are zeros. They stay zeros in a line that nobody else
+    writes, so only the first page of a line has all its words written. A page takes 650 cycles, and
+    the first one of a line 3,400.
 
     Parameters
     ----------
@@ -72,21 +73,20 @@ class SuperblockWriter(wiring.Component):
     Ports
     -----
     edit
-        What is to be written.
+        What is to be written. It is taken as the page is given away.
     facts
-        A level. What the array's superblocks say, constant until ``done``. Of no meaning to ERASE.
-    done
-        How that ended.
-    page_line
-        A level. A line that nobody else uses.
+        A level. What the array's superblocks say, constant while ``edit`` is offered. Of no meaning
+        to ERASE.
+    line
+        A level. The number of a line that nobody uses while ``edit`` is offered.
     words
         Words for that line (`hdl.metadata.words.WordWriter`).
     kept_read, kept_write
         What is kept of superblocks.
-    move, moved
-        Those of a user of `hdl.metadata.page_mover.PageMover`.
+    move
+        The page. Its line can be read.
     busy
-        It works, and does not wait for the drive or the user.
+        It works, and does not wait for the user.
     """
 
     def __init__(self, *, config: Config):
@@ -95,29 +95,28 @@ class SuperblockWriter(wiring.Component):
             {
                 "edit": In(stream.Signature(superblock_edit(config))),
                 "facts": In(SuperblockFacts),
-                "done": Out(stream.Signature(DriveStatus)),
-                "page_line": In(config.line_bits),
+                "line": In(range(config.superblock_lines)),
                 "words": Out(stream.Signature(PageWord)),
                 "kept_read": Out(kept_read(config)),
                 "kept_write": Out(kept_write(config)),
                 "move": Out(stream.Signature(page_move(config))),
-                "moved": In(stream.Signature(DriveStatus)),
                 "busy": Out(1),
             }
         )
-        self._edit = Signal(superblock_edit(config))
+        self._is_clean = Signal(config.superblock_lines)  # a bit a line: the other words are zeros
         self._number = Signal(NUMBER_BITS)
         self._sum = Signal(WORD_BITS + KEPT_WORDS.bit_length())
         self._word = Signal(WORD_BITS)
 
     def elaborate(self, platform) -> Module:
-        edit, number = self._edit, self._number
+        edit, number = self.edit.payload, self._number
         m = Module()
         word, new, last = self._word, Signal(WORD_BITS), Signal()
+        is_clean = self._is_clean.bit_select(self.line, 1)
         self._make_word(m, new)
         settled = Signal(range(write_delay(LINE_WRITERS) + 1))
         m.d.comb += [
-            last.eq(number == DWORDS_PER_BLOCK - 1),
+            last.eq(number == Mux(is_clean, KEPT_WORDS - 1, DWORDS_PER_BLOCK - 1)),
             self.kept_read.address.eq(
                 kept_address(Mux(self._is_like, edit.model, edit.port), number)
             ),
@@ -130,12 +129,10 @@ class SuperblockWriter(wiring.Component):
             self.move.payload.block.eq(
                 Mux(edit.page == 0, BLOCK, volume_list.BLOCK - 1 + edit.page)
             ),
-            self.move.payload.line.eq(self.page_line),
         ]
         with m.FSM(name="write_superblock") as fsm:
             with m.State("REST"):
-                m.d.comb += self.edit.ready.eq(1)
-                m.d.sync += [edit.eq(self.edit.payload), number.eq(0), self._sum.eq(0)]
+                m.d.sync += [number.eq(0), self._sum.eq(0)]
                 with m.If(self.edit.valid):
                     m.next = "READ"
 
@@ -167,6 +164,7 @@ class SuperblockWriter(wiring.Component):
                     m.d.sync += number.eq(number + 1)
                     m.next = "READ_AGAIN"
                     with m.If(last):
+                        m.d.sync += is_clean.eq(1)
                         m.next = "SETTLE"
 
             with m.State("SETTLE"):
@@ -175,26 +173,12 @@ class SuperblockWriter(wiring.Component):
                     m.next = "MOVE"
 
             with m.State("MOVE"):
-                m.d.comb += self.move.valid.eq(1)
+                m.d.comb += [self.move.valid.eq(1), self.edit.ready.eq(self.move.ready)]
                 with m.If(self.move.ready):
-                    m.next = "LISTEN"
-
-            with m.State("LISTEN"):
-                m.d.comb += self.moved.ready.eq(1)
-                m.d.sync += self.done.payload.eq(self.moved.payload)
-                with m.If(self.moved.valid):
-                    m.next = "TELL"
-
-            with m.State("TELL"):
-                m.d.comb += self.done.valid.eq(1)
-                with m.If(self.done.ready):
                     m.next = "REST"
 
-            waits = (
-                (fsm.ongoing("REST") & ~self.edit.valid)
-                | (fsm.ongoing("MOVE") & ~self.move.ready)
-                | (fsm.ongoing("LISTEN") & ~self.moved.valid)
-                | (fsm.ongoing("TELL") & ~self.done.ready)
+            waits = (fsm.ongoing("REST") & ~self.edit.valid) | (
+                fsm.ongoing("MOVE") & ~self.move.ready
             )
         m.d.comb += self.busy.eq(~waits)
         return m
@@ -202,11 +186,12 @@ class SuperblockWriter(wiring.Component):
     @property
     def _is_like(self) -> Value:
         """What is made is like what is kept of another drive."""
-        return (self._edit.edit == Edit.MAKE) & self._edit.like
+        edit = self.edit.payload
+        return (edit.edit == Edit.MAKE) & edit.like
 
     def _make_word(self, m: Module, new: Signal) -> None:
         """The word at hand, but for the checksum: what is kept, or made, and what changes."""
-        edit, number, facts = self._edit, self._number, self.facts
+        edit, number, facts = self.edit.payload, self._number, self.facts
         lasting = lasting_words(m, number, facts, edit.role)
         changing, changes = changing_words(m, number, facts, edit.role)
         with m.If((number < KEPT_WORDS) & (edit.edit != Edit.ERASE)):

@@ -1,6 +1,6 @@
-"""The metadata of all drives: what it is, and changes to it, one drive at a time."""
+"""The metadata of all drives: what it is, and changes to it."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -10,6 +10,7 @@ from hdl.flow.marks import marks_word
 from hdl.flow.operation import DriveStatus, finished, operation
 from hdl.flow.table_read import volume_read
 from hdl.flow.volume_facts import volume_facts_read
+from hdl.kit.pick import lowest_bit
 from hdl.kit.pulse import Pulse
 from hdl.metadata.bitmap_reader import BitmapReader, BitmapReads
 from hdl.metadata.page_mover import PageMover
@@ -30,6 +31,11 @@ def member_edit(config: Config) -> data.StructLayout:
     return data.StructLayout(
         {"superblock": superblock_edit(config), "lists": 1, "array": config.array_bits}
     )
+
+
+def edited(config: Config) -> data.StructLayout:
+    """How the edit of a drive ended."""
+    return data.StructLayout({"port": config.port_bits, "status": DriveStatus})
 
 
 class ListReads(wiring.Signature):
@@ -63,9 +69,13 @@ class Superblocks(wiring.Component):
     other. If the edit did not end with GOOD, or the drive has been away since, the drive is read
     again.
 
+    The superblock is made while its edit is offered. Then the edit is taken, and the next one can
+    be made while the drive works: ``config.superblock_lines`` are under way at once. They end in
+    any order. A drive has one at a time.
+
     A list goes to the copy that does not hold the drive's newest one. So the newest list that has
     been stored well is there whatever happens to the next one. The superblock is only written once
-    the list has been.
+    the list has been. The next edit waits for that.
 
     Parameters
     ----------
@@ -78,16 +88,18 @@ class Superblocks(wiring.Component):
         Of the drive at each port, see `hdl.metadata.survey.Survey`.
     identity
         Of the card.
-    page_line
-        A level. A line that nobody else uses.
+    first_line
+        A level. Lines that nobody else uses, from this one on: those of a
+        `hdl.metadata.page_mover.PageMover`.
     edit
         What is to be written.
     facts
-        A level. What the array's superblocks say, constant until ``done``. Of no meaning to ERASE.
+        A level. What the array's superblocks say, constant while ``edit`` is offered. Of no meaning
+        to ERASE.
     generation
         A level, alike. That of the list.
     done
-        How that ended.
+        How it ended.
     lists
         Lists of volumes are read. None is asked for while its array is written.
     bitmaps, load, follow
@@ -114,11 +126,11 @@ class Superblocks(wiring.Component):
                 "present": In(config.ports),
                 "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
                 "identity": In(IDENTITY_BITS),
-                "page_line": In(config.line_bits),
+                "first_line": In(config.line_bits),
                 "edit": In(stream.Signature(member_edit(config))),
                 "facts": In(SuperblockFacts),
                 "generation": In(EVENT_BITS),
-                "done": Out(stream.Signature(DriveStatus)),
+                "done": Out(stream.Signature(edited(config))),
                 "lists": In(ListReads(config)),
                 "bitmaps": In(BitmapReads(config)),
                 "load": Out(stream.Signature(marks_word(config))),
@@ -144,20 +156,33 @@ class Superblocks(wiring.Component):
         self._mover = PageMover(config=config)
         self._words = WordWriter(config=config)
         self._kept = kept_table(config, reads=2)
-        self._edit = Signal(member_edit(config))
-        self._writes = Signal()  # an edit is under way
-        self._gone = Signal()  # the drive of the edit that is offered, or under way, has been away
+        # The edit that is offered: it is being made, in this line; its list is being written, or
+        # has been refused; its drive has been away.
+        self._makes = Signal()
+        self._line = Signal(range(config.superblock_lines))
+        self._lists_first = Signal()
+        self._refused = Signal(edited(config))
+        self._tells = Signal()
+        self._lost = Signal()
+        # A bit a line: its superblock is under way; that erases it; its drive has been away, or
+        # is. The port of each.
+        self._under_way = Signal(config.superblock_lines)
+        self._erases = Signal(config.superblock_lines)
+        self._gone = Signal(config.superblock_lines)
+        self._goes = Signal(config.superblock_lines)
+        self._ports = Array(
+            Signal(config.port_bits, name=f"port{line}") for line in range(config.superblock_lines)
+        )
         self._newest = Signal(config.ports)  # a bit a port: the copy with the drive's newest list
-        self._lists_first = Signal()  # of the edit under way: the list is being written
 
     def elaborate(self, platform) -> Module:
-        survey, writer = self._survey, self._writer
+        survey, writer, words = self._survey, self._writer, self._words
         m = Module()
         m.submodules.survey = survey
         m.submodules.lists = self._lists
         m.submodules.list_writer = self._list_writer
         m.submodules.writer = writer
-        m.submodules.words = self._words
+        m.submodules.words = words
         m.submodules.mover = self._mover
         m.submodules.kept = self._kept
         connect(m, flipped(self.operation), self._mover.operation)
@@ -168,7 +193,7 @@ class Superblocks(wiring.Component):
             self.shuns.eq(self._mover.shuns),
             self.known.eq(survey.known),
         ]
-        users = [survey, self._lists, self._list_writer, writer]
+        users = [survey, self._lists, self._list_writer]
         bitmaps = self._bitmaps
         if bitmaps is not None:
             m.submodules.bitmaps = bitmaps
@@ -177,12 +202,20 @@ class Superblocks(wiring.Component):
             connect(m, bitmaps.follow, flipped(self.follow))
             m.d.comb += bitmaps.known.eq(survey.known)
             users.append(bitmaps)
+        page_line = Signal(self._config.line_bits)
+        m.d.comb += [
+            page_line.eq(self.first_line + self._page),
+            self._mover.first_line.eq(self.first_line),
+            words.line.eq(Mux(self._lists_first, page_line, self.first_line + self._line)),
+        ]
         for user in users:
-            m.d.comb += user.page_line.eq(self.page_line)
+            m.d.comb += user.page_line.eq(page_line)
         for port, (there, told) in enumerate(zip(self.capacity, self.findings, strict=True)):
             m.d.comb += [survey.capacity[port].eq(there), told.eq(survey.findings[port])]
         self._connect_lists(m)
         self._take_turns(m)
+        self._tell(m)
+        self._watch_drives(m)
         self._share_mover(m)
         self._share_lines(m)
         return m
@@ -190,7 +223,8 @@ class Superblocks(wiring.Component):
     def _connect_lists(self, m: Module) -> None:
         """What lists are about, and which copy of a drive is its newest."""
         lists, writer, asked = self._lists, self._list_writer, self.lists
-        port = self._edit.superblock.port
+        edit = self.edit.payload
+        port = edit.superblock.port
         connect(m, flipped(asked.look), lists.look)
         connect(m, lists.entries, flipped(asked.entries))
         connect(m, writer.volume_read, flipped(self.volume_read))
@@ -208,7 +242,7 @@ class Superblocks(wiring.Component):
             writer.generation.eq(self.generation),
             writer.owner.eq(self.identity),
             writer.edit.payload.port.eq(port),
-            writer.edit.payload.array.eq(self._edit.array),
+            writer.edit.payload.array.eq(edit.array),
             writer.edit.payload.copy.eq(~self._newest.bit_select(port, 1)),
         ]
         found = lists.newest
@@ -216,38 +250,29 @@ class Superblocks(wiring.Component):
             m.d.sync += self._newest.bit_select(found.payload.port, 1).eq(found.payload.copy)
 
     def _take_turns(self, m: Module) -> None:
-        """The states REST to TELL: an edit begins once no drive is read. Then its drive is known,
-        or read again."""
-        survey, writer, edit = self._survey, self._writer, self._edit
-        list_writer, offered = self._list_writer, self.edit
-        port = Mux(self._writes, edit.superblock.port, offered.payload.superblock.port)
-        is_there = self.present.bit_select(port, 1)
-        written, ends = survey.written.payload, Signal()
+        """The states REST to TELL: an edit begins once no drive is read and there is a line."""
+        survey, writer, offered = self._survey, self._writer, self.edit
+        list_writer, edit = self._list_writer, self.edit.payload
+        port = edit.superblock.port
+        line, under_way = self._line, self._under_way
         m.d.comb += [
             survey.pause.eq(
-                offered.valid | self._writes | Cat(one.wants for one in self._readers).any()
+                offered.valid | under_way.any() | Cat(one.wants for one in self._readers).any()
             ),
-            *(one.may.eq(survey.rests & ~offered.valid & ~self._writes) for one in self._readers),
+            *(
+                one.may.eq(survey.rests & ~offered.valid & ~under_way.any())
+                for one in self._readers
+            ),
             writer.edit.payload.eq(edit.superblock),
-            survey.written.valid.eq(ends),
-            written.port.eq(port),
-            written.known.eq((self.done.payload == DriveStatus.GOOD) & ~self._gone & is_there),
-            written.finding.eq(
-                Mux(edit.superblock.edit == Edit.ERASE, Finding.NONE, Finding.VALID)
-            ),
+            writer.line.eq(line),
         ]
-        m.d.sync += self._gone.eq(
-            (self._writes | offered.valid) & ~ends & (self._gone | ~is_there)
-        )
-        begins = offered.valid & self._rests
+        begins = offered.valid & self._rests & ~under_way.all()
         with m.FSM(name="turns") as fsm:
             with m.State("REST"):
-                m.d.comb += offered.ready.eq(self._rests)
-                m.d.sync += edit.eq(offered.payload)
+                m.d.sync += line.eq(lowest_bit(m, ~under_way, "free_line"))
                 with m.If(begins):
-                    m.d.sync += self._writes.eq(1)
-                    m.next = "WRITE"
-                    with m.If(offered.payload.lists):
+                    m.next = "MAKE"
+                    with m.If(edit.lists):
                         m.next = "WRITE_LIST"
 
             with m.State("WRITE_LIST"):
@@ -257,37 +282,87 @@ class Superblocks(wiring.Component):
 
             with m.State("LISTEN_LIST"):
                 m.d.comb += list_writer.done.ready.eq(1)
-                m.d.sync += self.done.payload.eq(list_writer.done.payload)
+                m.d.sync += self._refused.eq(Cat(port, list_writer.done.payload))
                 with m.If(list_writer.done.valid):
-                    m.next = "TELL"
+                    m.next = "REFUSE"
                     with m.If(self._list_is_stored):
                         newest = self._newest.bit_select(port, 1)
                         m.d.sync += newest.eq(~newest)
-                        m.next = "WRITE"
+                        m.next = "MAKE"
 
-            with m.State("WRITE"):
-                m.d.comb += writer.edit.valid.eq(1)
+            with m.State("MAKE"):
+                m.d.comb += [writer.edit.valid.eq(1), offered.ready.eq(writer.edit.ready)]
                 with m.If(writer.edit.ready):
-                    m.next = "LISTEN"
-
-            with m.State("LISTEN"):
-                m.d.comb += writer.done.ready.eq(1)
-                m.d.sync += self.done.payload.eq(writer.done.payload)
-                with m.If(writer.done.valid):
-                    m.next = "TELL"
-
-            with m.State("TELL"):
-                m.d.comb += [self.done.valid.eq(1), ends.eq(self.done.ready)]
-                with m.If(self.done.ready):
-                    m.d.sync += self._writes.eq(0)
+                    m.d.sync += [
+                        under_way.bit_select(line, 1).eq(1),
+                        self._ports[line].eq(port),
+                        self._erases.bit_select(line, 1).eq(edit.superblock.edit == Edit.ERASE),
+                    ]
                     m.next = "REST"
 
-            m.d.comb += self._lists_first.eq(
-                fsm.ongoing("WRITE_LIST") | fsm.ongoing("LISTEN_LIST")
-            )
-            moves = begins | fsm.ongoing("WRITE_LIST") | fsm.ongoing("WRITE") | ends
+            # Its list has not been stored.
+            with m.State("REFUSE"):
+                m.d.comb += offered.ready.eq(1)
+                m.next = "TELL"
+
+            with m.State("TELL"):
+                m.d.comb += self._tells.eq(1)
+                with m.If(self.done.ready):
+                    m.next = "REST"
+
+            m.d.comb += [
+                self._makes.eq(~(fsm.ongoing("REST") | fsm.ongoing("TELL"))),
+                self._lists_first.eq(fsm.ongoing("WRITE_LIST") | fsm.ongoing("LISTEN_LIST")),
+            ]
+            moves = fsm.ongoing("REST") & begins
+            moves |= fsm.ongoing("WRITE_LIST") | fsm.ongoing("REFUSE")
+        ends = self.done.valid & self.done.ready
         parts = (survey, *self._readers, list_writer, writer, self._mover)
-        m.d.comb += self.busy.eq(Cat(moves, *(part.busy for part in parts)).any())
+        m.d.comb += self.busy.eq(Cat(moves, ends, *(part.busy for part in parts)).any())
+
+    def _tell(self, m: Module) -> None:
+        """Ends are told. Then the drive is known, or it is read again."""
+        moved, written, done = self._mover.moved, self._survey.written, self.done
+        line = moved.payload.line[: len(self._line)]
+        port, is_stored = Signal(self._config.port_bits), Signal()
+        is_there = ~(self._gone | self._goes).bit_select(line, 1)
+        erases = self._erases.bit_select(line, 1)
+        m.d.comb += [
+            done.valid.eq(self._tells | (moved.valid & self._is_superblock)),
+            done.payload.port.eq(port),
+            written.valid.eq(done.valid & done.ready),
+            written.payload.port.eq(port),
+            written.payload.known.eq(is_stored),
+            written.payload.finding.eq(Mux(erases, Finding.NONE, Finding.VALID)),
+        ]
+        with m.If(self._tells):
+            m.d.comb += [port.eq(self._refused.port), done.payload.status.eq(self._refused.status)]
+        with m.Else():
+            status = moved.payload.status
+            m.d.comb += [
+                port.eq(self._ports[line]),
+                done.payload.status.eq(status),
+                is_stored.eq((status == DriveStatus.GOOD) & is_there),
+            ]
+            with m.If(self._is_superblock):
+                m.d.comb += moved.ready.eq(done.ready)
+                with m.If(moved.valid & done.ready):
+                    m.d.sync += self._under_way.bit_select(line, 1).eq(0)
+
+    def _watch_drives(self, m: Module) -> None:
+        """Whose drive has been away since its edit was offered."""
+        offered = self.edit
+        is_there = self.present.bit_select(offered.payload.superblock.port, 1)
+        lost = self._lost | ~is_there
+        m.d.comb += self._goes.eq(
+            Cat(~self.present.bit_select(port, 1) for port in self._ports) & self._under_way
+        )
+        m.d.sync += [
+            self._gone.eq(self._gone | self._goes),
+            self._lost.eq(offered.valid & ~offered.ready & lost),
+        ]
+        with m.If(offered.valid & offered.ready):
+            m.d.sync += self._gone.bit_select(self._line, 1).eq(lost)
 
     @property
     def _list_is_stored(self) -> Value:
@@ -310,44 +385,56 @@ class Superblocks(wiring.Component):
         return Cat(one.reads for one in self._readers).any()
 
     @property
-    def _users(self) -> tuple:
-        """Those that move pages, and which of them has the mover."""
-        return (
-            (self._survey, ~self._writes & ~self._reads),
-            *((one, one.reads) for one in self._readers),
-            (self._list_writer, self._writes & self._lists_first),
-            (self._writer, self._writes & ~self._lists_first),
-        )
+    def _page(self) -> int:
+        """The line of pages that are no superblocks to be written."""
+        return self._config.superblock_lines
+
+    @property
+    def _is_superblock(self) -> Value:
+        """The move that has ended is that of a superblock that has been written."""
+        return self._mover.moved.payload.line != self._page
 
     def _share_mover(self, m: Module) -> None:
-        """The page mover is that of whose turn it is."""
-        mover = self._mover
-        m.d.comb += mover.gone.eq(self._survey.gone)
-        for reader in self._readers:
-            with m.If(reader.reads):
-                m.d.comb += mover.gone.eq(reader.gone)
-        with m.If(self._writes):
-            m.d.comb += mover.gone.eq(self._gone)
-        for user, has in self._users:
+        """The page mover is that of whose turn it is, and of superblocks that are under way."""
+        mover, writer = self._mover, self._writer
+        given, moved = mover.move, mover.moved
+        gone = Signal()
+        m.d.comb += [mover.gone.eq(Cat(self._gone, gone)), given.payload.line.eq(self._page)]
+        turns = (
+            (self._survey, ~self._makes & ~self._reads, self._survey.gone),
+            *((one, one.reads, one.gone) for one in self._readers),
+            (self._list_writer, self._lists_first, self._lost),
+        )
+        for user, has, has_gone in turns:
             with m.If(has):
                 m.d.comb += [
-                    mover.move.payload.eq(user.move.payload),
-                    mover.move.valid.eq(user.move.valid),
-                    user.move.ready.eq(mover.move.ready),
-                    user.moved.valid.eq(mover.moved.valid),
-                    mover.moved.ready.eq(user.moved.ready),
+                    gone.eq(has_gone),
+                    given.payload.page.eq(user.move.payload),
+                    given.valid.eq(user.move.valid),
+                    user.move.ready.eq(given.ready),
                 ]
-            m.d.comb += user.moved.payload.eq(mover.moved.payload)
+                with m.If(~self._is_superblock):
+                    m.d.comb += [
+                        user.moved.valid.eq(moved.valid),
+                        moved.ready.eq(user.moved.ready),
+                    ]
+            m.d.comb += user.moved.payload.eq(moved.payload.status)
+        with m.If(self._makes & ~self._lists_first):
+            m.d.comb += [
+                given.payload.page.eq(writer.move.payload),
+                given.payload.line.eq(self._line),
+                given.valid.eq(writer.move.valid),
+                writer.move.ready.eq(given.ready),
+            ]
 
     def _share_lines(self, m: Module) -> None:
-        """So are the words of the page line, and what is kept of superblocks."""
+        """So are the words of lines, and what is kept of superblocks."""
         survey, kept, words = self._survey, self._kept, self._words
         writer, list_writer = self._writer, self._list_writer
         connect(m, flipped(self.kept_read), kept.reads[1])
         connect(m, writer.kept_read, kept.reads[0])
         connect(m, words.line_write, flipped(self.line_write))
-        m.d.comb += words.line.eq(self.page_line)
-        for user, has in ((survey, ~self._writes), (writer, self._writes)):
+        for user, has in ((survey, ~self._makes), (writer, self._makes)):
             with m.If(has):
                 m.d.comb += [
                     kept.write.address.eq(user.kept_write.address),

@@ -107,7 +107,6 @@ class Survey(wiring.Component):
             reader.line.payload.eq(self.page_line),
             self.move.payload.port.eq(port),
             self.move.payload.block.eq(BLOCK),
-            self.move.payload.line.eq(self.page_line),
         ]
         self._keep(m)
         m.d.sync += self.known.eq(self.known & self.present)

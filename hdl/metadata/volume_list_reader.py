@@ -151,7 +151,6 @@ class VolumeListReader(wiring.Component):
             reader.line.payload.eq(self.page_line),
             self.move.payload.port.eq(self._port),
             self.move.payload.block.eq(BLOCK + self._copy),
-            self.move.payload.line.eq(self.page_line),
             self._lists.reads[0].address.eq(
                 Cat(self._place, self._entry[:-1], self._half)
             ),

@@ -106,7 +106,6 @@ class VolumeListWriter(wiring.Component):
             self.move.payload.port.eq(edit.port),
             self.move.payload.writes.eq(1),
             self.move.payload.block.eq(BLOCK + edit.copy),
-            self.move.payload.line.eq(self.page_line),
         ]
         with m.FSM(name="write_list") as fsm:
             with m.State("REST"):
