@@ -32,7 +32,7 @@ from hdl.flow.volume_facts import volume_facts
 from hdl.metadata.superblock import BLOCK
 from hdl.metadata.superblock_writer import Edit
 from hdl.metadata.superblocks import Superblocks, edited, member_edit
-from hdl.metadata.volume_list import listed_volume
+from hdl.metadata.volume_list import ListWord, listed_volume
 from hdl.metadata.volume_list_reader import VolumeListReader
 from hdl.metadata.volume_list_writer import VolumeListWriter
 from sim.golden.superblock import Superblock
@@ -220,9 +220,9 @@ class Bench(PageBench):
                 bool(facts.sectors),
                 bool(facts.coarse),
             )
-        # Of a drive that has gone some lists may have been seen before that.
+        # Of a drive that has gone some lists may have been seen before that, as the first ones.
         seen = [[], mine, mine[:1]] if gone is not None else [[]]
-        wanted = [newest(pages + some, self.array.set_uuid) for some in seen]
+        wanted = [newest(some + pages, self.array.set_uuid) for some in seen]
         fits = [
             one
             for one in wanted
@@ -288,7 +288,7 @@ class KeepsTheOldest(VolumeListReader):
 
     @property
     def _is_newer(self):
-        return self._read_generation < self._generation
+        return self._read_generation < self.generation
 
 
 class BelievesTheDamaged(VolumeListReader):
@@ -300,11 +300,12 @@ class BelievesTheDamaged(VolumeListReader):
 
 
 class TakesAnyArray(VolumeListReader):
-    """A planted bug: a word of the identity is not looked at."""
+    """A planted bug: only the first word of the identity is looked at."""
 
     @property
     def _wanted(self):
-        return {place: word for place, word in super()._wanted.items() if place != 5}
+        ignored = range(ListWord.SET_UUID + 1, ListWord.SET_UUID + 4)
+        return {place: word for place, word in super()._wanted.items() if place not in ignored}
 
 
 class BelievesTheExchanged(VolumeListReader):
