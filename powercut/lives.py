@@ -231,14 +231,10 @@ class Lives:
         ) as card:
             harness = card.harness
             for port, image in enumerate(self.images):
-                for block, data in image.items():
-                    harness.write_drive(port, block, data)
+                harness.put_image(port, image)
             yield card
             harness.power_loss()
-            self.images = [
-                {block: harness.read_drive(port, block) for block in harness.written_blocks(port)}
-                for port in range(CONFIG.ports)
-            ]
+            self.images = [harness.image(port) for port in range(CONFIG.ports)]
             self.seen += check_marks(self.images, DRIVE.capacity)
 
     def branches(self, count: int) -> Iterator[int]:

@@ -43,7 +43,7 @@ def main() -> int:
     designs: list[tuple[str, type, Config]] = [
         ("controller", Controller, board()),
         ("core_small", Core, small()),
-        ("core_metadata", Core, replace(board(), metadata=True)),
+        ("core_without_metadata", Core, replace(board(), metadata=False)),
     ]
     failed = 0
     for name, kind, config in designs:

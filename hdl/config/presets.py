@@ -13,6 +13,7 @@ def board(ports: int = 8) -> Config:
         slow_read_ms=1000,
         intent_chunks=1024,
         array_shares=True,
+        metadata=True,
     )
 
 

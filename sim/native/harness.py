@@ -14,7 +14,7 @@ import ctypes
 import mmap
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from enum import IntEnum
 from pathlib import Path
@@ -585,6 +585,15 @@ class Harness:
         numbers = int_array([0] * count)
         self._call("drive_blocks", port, numbers, count)
         return sorted(numbers[:count])
+
+    def image(self, port: int) -> dict[int, bytes]:
+        """All blocks of a drive that are not all zeros, by their numbers."""
+        return {block: self.read_drive(port, block) for block in self.written_blocks(port)}
+
+    def put_image(self, port: int, image: Mapping[int, bytes]) -> None:
+        """Stores these blocks on a drive, past the controller."""
+        for block, data in image.items():
+            self.write_drive(port, block, data)
 
     def export_drive(self, port: int, path: str | Path) -> None:
         """Writes a drive to a sparse image file, as long as the drive."""

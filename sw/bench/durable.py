@@ -1,4 +1,4 @@
-"""Rows of a card whose arrays live on their drives (`Config.metadata`): what that costs.
+"""Rows that say what it costs that arrays live on their drives (`Config.metadata`).
 
 Their limits are the same on a card that forgets its arrays, but for the time from power-up.
 """
@@ -42,9 +42,9 @@ LOSS_NS = 10_000_000
 """For how long reads go on after a drive is gone."""
 
 
-def durable(ports: int) -> Config:
-    """The usual controller, with arrays that live on their drives."""
-    return replace(board(ports), metadata=True)
+def forgetful(ports: int) -> Config:
+    """The usual controller, but for arrays that live on their drives."""
+    return replace(board(ports), metadata=False)
 
 
 def _kept(level: Level, profile: Profile, share: float) -> Figure:
@@ -52,7 +52,7 @@ def _kept(level: Level, profile: Profile, share: float) -> Figure:
     outstanding = RANDOM_OUTSTANDING if profile.random else OUTSTANDING[8]
     with_it, without = (
         load_card(8, level, profile, outstanding, share, config=config)
-        for config in (durable(8), board(8))
+        for config in (board(8), forgetful(8))
     )
     if profile.random:
         value, limit, unit = with_it.result.io_s, without.result.io_s, "IO/s"
@@ -68,7 +68,7 @@ def _added_latency(share: float) -> Figure:
                 8, Level.RAID5, RANDOM_READ, 1, share, latency_ns=DRIVE_LATENCY_NS, config=config
             )
         )
-        for config in (durable(8), board(8))
+        for config in (board(8), forgetful(8))
     )
     return value, "us", limit, limit / value
 
@@ -108,19 +108,15 @@ def _power_up(_share: float, *, cut: bool) -> Figure:
             raise RuntimeError("the array is not what it was")
         return spent
 
-    power = partial(SimulatedCard, durable(PORTS), [DRIVE] * PORTS, link=LINK, identity=IDENTITY)
+    power = partial(SimulatedCard, board(PORTS), [DRIVE] * PORTS, link=LINK, identity=IDENTITY)
     with power() as card:
         card.run(live(card))
         harness = card.harness
         harness.power_loss()
-        images = [
-            {block: harness.read_drive(port, block) for block in harness.written_blocks(port)}
-            for port in range(PORTS)
-        ]
+        images = [harness.image(port) for port in range(PORTS)]
     with power() as card:
         for port, image in enumerate(images):
-            for block, data in image.items():
-                card.harness.write_drive(port, block, data)
+            card.harness.put_image(port, image)
         spent = card.run(wake(card))
     return spent, "us", READY_LIMIT_US, READY_LIMIT_US / spent
 
@@ -135,7 +131,7 @@ def _first_write(_share: float) -> Figure:
         await card.transport.sleep(IDLE_NS)
         return await _write(card, namespace, 0), in_use
 
-    with SimulatedCard(durable(PORTS), [DRIVE] * PORTS, link=LINK) as card:
+    with SimulatedCard(board(PORTS), [DRIVE] * PORTS, link=LINK) as card:
         value, limit = card.run(main(card))
     return value, "us", limit, limit / value
 
@@ -174,7 +170,7 @@ def _longest_silence(config: Config) -> float:
 
 def _loss(_share: float) -> Figure:
     """How long nothing is told to the host as a drive is lost."""
-    value, limit = (_longest_silence(config) for config in (durable(PORTS), board(PORTS)))
+    value, limit = (_longest_silence(config) for config in (board(PORTS), forgetful(PORTS)))
     return value, "us", limit, limit / value
 
 
