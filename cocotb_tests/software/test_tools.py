@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import re
 import shutil
 import signal
@@ -20,6 +21,7 @@ import pytest
 
 import campaign.__main__ as campaign
 import sw.characterise.__main__ as characterise
+import sw.demo
 import sw.example
 from campaign.card import Outcome
 from cocotb_tests.software.records import RECORD
@@ -160,6 +162,18 @@ def test_example(monkeypatch, capsys):
         "refused: delete array 0: In Use",
     ):
         assert line in said
+
+
+def test_demo(tmp_path, monkeypatch, capsys):
+    """The file is read back from the drives that are left after a power cut."""
+    file = tmp_path / "file"
+    file.write_bytes(random.Random(1).randbytes(100_001))
+    monkeypatch.setattr(sys, "argv", ["demo", str(file), "--drives", "4", "--pull", "0,3"])
+    assert sw.demo.main() == 0
+    told = capsys.readouterr().out
+    assert "16 rows checked, 0 wrong" in told and "drives 0 and 3 pulled" in told
+    assert ": same\n" in told
+
 
 
 def test_tables_are_whole_in_a_file(monkeypatch):
