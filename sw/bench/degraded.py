@@ -74,7 +74,11 @@ def _reconstruct_latency(share: float) -> Figure:
     """Host latency of 4 KiB reads of the lost drive, less the mean time that the drives took."""
     layout = Layout("RAID5", PORTS, STRIP_KIB * KIB // BLOCK_BYTES)
     rng = random.Random(SEED)
+    before: list[dict[str, int]] = []
     with SimulatedCard(board(PORTS), [DRIVE] * PORTS, link=LINK) as card:
+
+        def count() -> list[dict[str, int]]:
+            return [card.harness.drive_statistics(port) for port in range(1, PORTS)]
 
         async def main() -> float:
             nvme, transport = card.nvme, card.transport
@@ -86,6 +90,8 @@ def _reconstruct_latency(share: float) -> Figure:
             blocks = (await nvme.namespace(namespace)).blocks
             card.harness.remove(0)
             await transport.sleep(SETTLE_NS)
+            # The card has written its drives by then.
+            before.extend(count())
             address = transport.memory.allocate(BLOCK_BYTES)
             spent = 0.0
             reads = max(1, int(RECONSTRUCTED_READS * share))
@@ -99,8 +105,11 @@ def _reconstruct_latency(share: float) -> Figure:
             return spent / reads
 
         host_us = card.run(main()) / 1000
-        counts = [card.harness.drive_statistics(port) for port in range(1, PORTS)]
-    drive_us = max(count["latency_sum_ps"] / (count["reads"] * MICROSECOND) for count in counts)
+        drive_us = max(
+            (after["latency_sum_ps"] - was["latency_sum_ps"])
+            / ((after["reads"] - was["reads"]) * MICROSECOND)
+            for after, was in zip(count(), before, strict=True)
+        )
     added = host_us - drive_us
     return added, "us", RECONSTRUCT_LIMIT_US, RECONSTRUCT_LIMIT_US / added
 
