@@ -3,7 +3,7 @@
 import random
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -58,6 +58,10 @@ is not there, or is used."""
 ENABLED = 0x0046_0001
 SHUT_DOWN = 1 << 14
 COMPLETE = 2
+LATENCIES = 1 * MICROSECOND, 10 * MICROSECOND
+"""How long a drive takes in a random life. So pages that are sent to all drives get there in any
+order."""
+
 LIFE_NS = 600_000
 """How long power is there at most, after the arrays have been looked at."""
 
@@ -216,14 +220,18 @@ class Lives:
         self._until = 0.0  # power is there
 
     @contextmanager
-    def power(self, *, identity: int = IDENTITY) -> Iterator[SimulatedCard]:
+    def power(
+        self, *, identity: int = IDENTITY, latencies: Sequence[int] | None = None
+    ) -> Iterator[SimulatedCard]:
         """Power is there, and goes at the end without a warning. What drives have not stored may
-        be lost then. Drives that were pulled are there the next time, with what they held."""
+        be lost then. Drives that were pulled are there the next time, with what they held. Each
+        drive takes as long as ``latencies`` says, in picoseconds."""
         self.seen["lives"] += 1
         seed = self.seed + self.seen["lives"]
+        latencies = latencies or [DRIVE.latency_ps] * CONFIG.ports
         with SimulatedCard(
             CONFIG,
-            [DRIVE] * CONFIG.ports,
+            [replace(DRIVE, latency_ps=one) for one in latencies],
             link=placed(LinkParameters(), random.Random(f"{seed}/memory"), MEMORY_BYTES),
             seed=seed,
             identity=identity,
@@ -252,7 +260,9 @@ class Lives:
 
     def live(self) -> None:
         """A life: what must be there is there, then something happens, then power goes."""
-        with self.power() as card:
+        chance = random.Random(f"{self.seed}/drives {self.seen['lives']}")
+        latencies = [chance.randint(*LATENCIES) for _ in range(CONFIG.ports)]
+        with self.power(latencies=latencies) as card:
             card.run(self._life(card))
 
     def wake(self) -> None:
