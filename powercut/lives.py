@@ -14,6 +14,7 @@ from campaign.links import placed
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config
 from hdl.flow.geometry import Level
+from hdl.metadata.superblock import BLOCK as SUPERBLOCK
 from powercut.marks import check_marks
 from sim.native.parameters import MICROSECOND, Ideal, LinkParameters
 from sw.driver import background, raid
@@ -109,6 +110,7 @@ SOON_NS, STEP_NS = 60_000, 5_000
 
 FEW = {
     "write": 12,
+    "refuse": 0.1,
     "pull": 0.4,
     "cut at once": 0.6,
     "cut at start": 0.15,
@@ -498,8 +500,36 @@ class Lives:
             if room and choose.random() < FEW["spans"]:
                 array.spans, array.ports = 2, sorted(choose.sample(free, TWO_SPANS))
                 self.seen["arrays made with spans"] += 1
+            if not (self._spares or self._unsure or self._perhaps):
+                await self._refuse(card, array)
             self.arrays.append(array)
             await self.make(card, array)
+
+    async def _refuse(self, card: SimulatedCard, wanted: Known) -> None:
+        """Perhaps some of the drives refuse their superblocks as an array like this one is made.
+        Then they are no good members, however many they are, and the host does not keep it."""
+        chance = random.Random(f"{self.seed}/refuse {self.seen['lives']} {len(self.arrays)}")
+        if chance.random() >= FEW["refuse"]:
+            return
+        ports = wanted.ports
+        roles = sorted(chance.sample(range(len(ports)), chance.randint(1, len(ports))))
+        array = Known(
+            level=wanted.level, ports=[*ports], spans=wanted.spans, lost={*roles}, failed=True
+        )
+        self.arrays.append(array)
+        for role in roles:
+            card.harness.refuse_writes(ports[role], SUPERBLOCK)
+        array.number = await raid.create_array(
+            card.nvme, array.level, ports, strip_kib=16, spans=array.spans
+        )
+        one = await self._state(card, array)
+        failed = [role for role, member in enumerate(one.members) if member.failed]
+        assert failed == roles, f"{roles} have no superblock, {failed} have failed: {one}"
+        for role in roles:
+            card.harness.accept_writes(ports[role], SUPERBLOCK)
+        await self.delete(card, array)
+        self.arrays.remove(array)
+        self.seen["arrays of drives that refused"] += 1
 
     async def make(self, card: SimulatedCard, array: Known) -> None:
         """The host makes an array, and the volume that has the data."""

@@ -398,6 +398,77 @@ def test_a_drive_that_refuses_its_superblock():
     assert roles == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("level", "ports", "refusing"),
+    [
+        (Level.RAID1, (0, 1), (0, 1)),
+        (Level.RAID5, (0, 1, 2), (1, 2)),
+        (Level.RAID6, (0, 1, 2, 3, 4), (0, 2, 3)),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_drives_that_refuse_their_first_superblock(level, ports, refusing):
+    """None of several becomes a member that stays because the others have failed."""
+    lives = Lives(SEED)
+
+    async def life(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        for port in refusing:
+            card.harness.refuse_writes(port, 1)
+        await raid.create_array(card.nvme, level, ports)
+        (one,) = await raid.arrays(card.nvme)
+        assert [member.failed for member in one.members] == [port in refusing for port in ports]
+
+    with lives.power() as card:
+        card.run(life(card))
+    assert all(lives.page(port) == bytes(BLOCK_BYTES) for port in refusing)
+
+
+@pytest.mark.parametrize(
+    ("level", "refusing"),
+    [(Level.RAID0, (0,)), (Level.RAID0, (0, 1)), (Level.RAID1, (0, 1))],
+    ids=["one", "both", "mirror"],
+)
+def test_members_that_refuse_a_superblock_once(level, refusing):
+    """One that stays is the member that it was: its superblock is changed, not made anew."""
+    lives = Lives(SEED)
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, level, [0, 1])
+        await job_ends(card, array)
+        await lives.shut_down(card)
+
+    async def refuse(card: SimulatedCard, port: int) -> None:
+        card.harness.refuse_writes(port, 1)
+        while not card.harness.drive_statistics(port)["refused"]:
+            await card.transport.sleep(40)
+        card.harness.accept_writes(port, 1)
+
+    async def back(card: SimulatedCard) -> None:
+        for port in refusing:
+            card.transport.spawn(refuse(card, port))
+        await card.nvme.start()
+        (one,) = await raid.arrays(card.nvme)
+        lost = {0} if level is Level.RAID1 else set()
+        assert {role for role, member in enumerate(one.members) if member.failed} == lost
+        lives.arrays[0].lost = lost
+        await lives.look(card)
+        await write(card, lives, lives.arrays[0], 1)
+
+    with lives.power() as card:
+        card.run(begin(card))
+    before = [Superblock.unpack(lives.page(port), sectors=SECTORS) for port in (0, 1)]
+    with lives.power() as card:
+        card.run(back(card))
+    after = [Superblock.unpack(lives.page(port), sectors=SECTORS) for port in (0, 1)]
+    stays = (0, 1) if level is Level.RAID0 else (1,)
+    for port in stays:
+        assert after[port].device_uuid == before[port].device_uuid, port
+        assert after[port].events > before[port].events + 1, port
+    lives.wake()
+
+
 def test_a_degraded_array_stays_clean():
     """A parity array without a member comes back only if it is clean. Neither an array that has
     failed beside it, nor power without a host, nor drives that go one after the other change that.

@@ -164,8 +164,8 @@ class Keeper(wiring.Component):
         Table of the arrays.
     member_read
         Table of the members.
-    valid
-        One bit per port. A superblock is kept of its drive.
+    known, valid
+        One bit per port. What its drive holds is known; a superblock is kept of it.
     edit, facts, done
         Those of a user of `hdl.metadata.superblocks.Superblocks`.
     wipe, wiped
@@ -235,6 +235,7 @@ class Keeper(wiring.Component):
                 "doubts": In(config.arrays),
                 "essential": In(MAX_DRIVES),
                 "settled": In(1),
+                "known": In(config.ports),
                 "valid": In(config.ports),
                 "clean": In(1),
                 "idle": In(config.arrays),
@@ -317,6 +318,8 @@ class Keeper(wiring.Component):
         self._awaits_load = Signal(config.arrays)  # what its stale members may lack is loaded
         self._has_work = Signal()
 
+        self._reads_again = Signal()  # the member at hand is being read
+
         # The array at hand: what it is, how many members it has, and what its superblocks say.
         self._array = Signal(config.array_bits)
         self._geometry = Signal(geometry(config))
@@ -347,6 +350,8 @@ class Keeper(wiring.Component):
         self._stores = Signal()
         # One that its array needs has refused what was to be written.
         self._held_back = Signal()
+        # A bit a port: it has stored a superblock for the role that it claims.
+        self._stored = Signal(MAX_DRIVES)
         # A bit a port, in this round. A superblock is under way to it. It has stored its superblock
         # or need not, or it has refused it. It had one before. What it is sent: that it is being
         # rebuilt, a list.
@@ -412,6 +417,7 @@ class Keeper(wiring.Component):
             (keep.ongoing("REST") & (~self._has_work | self.pauses))
             | (keep.ongoing("SEND") & ~self.edit.ready)
             | (keep.ongoing("LISTEN") & ~self.done.valid)
+            | self._reads_again
             | (keep.ongoing("DRAIN") & self._out.any())
             | (keep.ongoing("BREAK_OFF") & self._out.any())
             | (keep.ongoing("REFUSED") & ~self.settled)
@@ -906,12 +912,18 @@ class Keeper(wiring.Component):
     @property
     def _has_had_superblock(self) -> Value:
         """The drive at hand says so, or may. One of an array that is brought up says so."""
-        return self._claims_role | self._twice.bit_select(self._array, 1)
+        stored = self._stored.bit_select(self._port, 1)
+        return (self._claims_role & stored) | self._twice.bit_select(self._array, 1)
+
+    @property
+    def _is_unread(self) -> Value:
+        """The drive at hand has had a superblock and is being read again, as it has refused what
+        was written last."""
+        return self._has_had_superblock & ~self.known.bit_select(self._port, 1)
 
     @property
     def _has_superblock(self) -> Value:
-        """What the drive at hand says is kept. If it has refused what was written last, it has been
-        read again."""
+        """What the drive at hand says is kept."""
         return self._has_had_superblock & self.valid.bit_select(self._port, 1)
 
     def _look_at_members(self, m: Module) -> None:
@@ -944,13 +956,19 @@ class Keeper(wiring.Component):
 
         with m.State("NOTE_MODEL"):
             alive = self._alive.bit_select(role[:ROLE_BITS], 1)
-            with m.If(alive & self._has_superblock):
-                m.d.comb += self._models.store(address=array, data=self._port)
-                m.d.sync += self.has_model.bit_select(array, 1).eq(1)
-            m.d.sync += role.eq(Mux(last, 0, role + 1))
-            m.next = "ASK_MEMBER"
-            with m.If(last):
-                m.next = "BEGIN"
+            with m.If(alive & self._is_outdated):
+                self._break_off(m)
+            with m.Elif(alive & self._is_unread):
+                m.d.comb += self._reads_again.eq(1)
+                m.next = "NOTE_MODEL"
+            with m.Else():
+                with m.If(alive & self._has_superblock):
+                    m.d.comb += self._models.store(address=array, data=self._port)
+                    m.d.sync += self.has_model.bit_select(array, 1).eq(1)
+                m.d.sync += role.eq(Mux(last, 0, role + 1))
+                m.next = "ASK_MEMBER"
+                with m.If(last):
+                    m.next = "BEGIN"
 
         with m.State("BEGIN"):
             m.d.comb += self._starts_round.eq(1)
@@ -992,6 +1010,7 @@ class Keeper(wiring.Component):
             m.d.sync += self._out.bit_select(port, 1).eq(0)
             with m.If(end.status == DriveStatus.GOOD):
                 m.d.sync += [
+                    self._stored.bit_select(port, 1).eq(1),
                     self._known.bit_select(port, 1).eq(1),
                     self._partial.bit_select(port, 1).eq(self._sent_partial.bit_select(port, 1)),
                     self._refuses.bit_select(port, 1).eq(0),
@@ -1041,11 +1060,16 @@ class Keeper(wiring.Component):
                 self.edit.payload.lists.eq(lists),
             ]
             m.next = "CLAIM"
-            with m.If((self._makes & has) | self._written.bit_select(port, 1)):
+            with m.If(self._written.bit_select(port, 1)):
                 m.next = "NEXT"
             # Another drive may be there, or it may be another member.
             with m.Elif(failed | self._is_outdated):
                 self._break_off(m)
+            with m.Elif(self._is_unread):
+                m.d.comb += self._reads_again.eq(1)
+                m.next = "CHOOSE"
+            with m.Elif(self._makes & has):
+                m.next = "NEXT"
             with m.Elif(~has & lacks_model):
                 m.d.sync += self._refused.bit_select(port, 1).eq(1)
                 m.next = "NEXT"
@@ -1055,6 +1079,7 @@ class Keeper(wiring.Component):
             m.d.comb += self._homes.store()
             m.d.sync += [
                 self._claims.bit_select(port, 1).eq(1),
+                self._stored.bit_select(port, 1).eq(self._was_member.bit_select(port, 1)),
                 self._known.bit_select(port, 1).eq(0),
                 self._away.bit_select(port, 1).eq(0),
             ]
@@ -1100,7 +1125,7 @@ class Keeper(wiring.Component):
         # If its array needs it, and it has been a member, it is not given up for that alone.
         with m.State("REFUSED"):
             needed = (self.essential & self._was_member).bit_select(port, 1)
-            with m.If(failed | self._away.bit_select(port, 1)):
+            with m.If(failed | self._is_outdated):
                 self._break_off(m)
             with m.Elif(self.settled):
                 m.next = "FAIL"

@@ -251,7 +251,10 @@ class Metadata(wiring.Component):
         connect(m, flipped(self.placed_read), bring_up.placed_read)
         connect(m, flipped(self.drives), bring_up.drives)
         valid = Cat(finding == Finding.VALID for finding in superblocks.findings)
-        m.d.comb += keeper.valid.eq(valid & superblocks.known)
+        m.d.comb += [
+            keeper.known.eq(superblocks.known),
+            keeper.valid.eq(valid & superblocks.known),
+        ]
         for port, standing in enumerate(self.standings):
             with m.If(self.present[port] & superblocks.known[port]):
                 m.d.comb += standing.finding.eq(superblocks.findings[port])

@@ -254,15 +254,12 @@ class Superblocks(wiring.Component):
         survey, writer, offered = self._survey, self._writer, self.edit
         list_writer, edit = self._list_writer, self.edit.payload
         port = edit.superblock.port
-        line, under_way = self._line, self._under_way
+        line, under_way, edits = self._line, self._under_way, Signal()
+        tells_other = self._mover.moved.valid & self._is_superblock
         m.d.comb += [
-            survey.pause.eq(
-                offered.valid | under_way.any() | Cat(one.wants for one in self._readers).any()
-            ),
-            *(
-                one.may.eq(survey.rests & ~offered.valid & ~under_way.any())
-                for one in self._readers
-            ),
+            edits.eq(offered.valid | under_way.any() | self._tells),
+            survey.pause.eq(edits | Cat(one.wants for one in self._readers).any()),
+            *(one.may.eq(survey.rests & ~edits) for one in self._readers),
             writer.edit.payload.eq(edit.superblock),
             writer.line.eq(line),
         ]
@@ -300,10 +297,11 @@ class Superblocks(wiring.Component):
                     ]
                     m.next = "REST"
 
-            # Its list has not been stored.
+            # Its list has not been stored. What is told meanwhile stays so until it is taken.
             with m.State("REFUSE"):
-                m.d.comb += offered.ready.eq(1)
-                m.next = "TELL"
+                m.d.comb += offered.ready.eq(~tells_other)
+                with m.If(~tells_other):
+                    m.next = "TELL"
 
             with m.State("TELL"):
                 m.d.comb += self._tells.eq(1)
@@ -315,7 +313,7 @@ class Superblocks(wiring.Component):
                 self._lists_first.eq(fsm.ongoing("WRITE_LIST") | fsm.ongoing("LISTEN_LIST")),
             ]
             moves = fsm.ongoing("REST") & begins
-            moves |= fsm.ongoing("WRITE_LIST") | fsm.ongoing("REFUSE")
+            moves |= fsm.ongoing("WRITE_LIST") | (fsm.ongoing("REFUSE") & ~tells_other)
         ends = self.done.valid & self.done.ready
         parts = (survey, *self._readers, list_writer, writer, self._mover)
         m.d.comb += self.busy.eq(Cat(moves, ends, *(part.busy for part in parts)).any())
