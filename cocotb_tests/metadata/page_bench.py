@@ -2,7 +2,7 @@
 
 import random
 
-from cocotb_tests.drive.drive_model import RANDOM, DriveModel
+from cocotb_tests.drive.drive_model import RANDOM, DriveModel, Timing
 from cocotb_tests.metadata.page_room import SIZES
 from cocotb_tests.metadata.superblock_pages import SECTORS, expected, kept_words
 from cocotb_tests.streams import cycles_pass, sample, wait_until
@@ -13,12 +13,12 @@ from hdl.metadata.superblock import BLOCK, KEPT_WORDS, Finding
 class PageBench:
     """A drive of `SECTORS` at each port. ``name`` makes its random choices its own."""
 
-    def __init__(self, dut, *, seed: int, name: str):
+    def __init__(self, dut, *, seed: int, name: str, timing: Timing = RANDOM):
         self.dut = dut
         self.random = random.Random(f"{seed}/{name}")
         blocks = SECTORS // SECTORS_PER_BLOCK
         self.drives = [
-            DriveModel(dut, port, config=SIZES, timing=RANDOM, capacity=blocks, seed=seed)
+            DriveModel(dut, port, config=SIZES, timing=timing, capacity=blocks, seed=seed)
             for port in range(SIZES.ports)
         ]
         dut.kept_read__address.value = 0

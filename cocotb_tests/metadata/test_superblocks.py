@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 
@@ -10,13 +11,21 @@ import pytest
 from amaranth.hdl import Const, Module, Mux, Signal
 from cocotb.task import Task
 
-from cocotb_tests.drive.drive_model import DriveModel
+from cocotb_tests.drive.drive_model import RANDOM, DriveModel
 from cocotb_tests.metadata.md_array import Array, random_array, show
 from cocotb_tests.metadata.page_bench import PageBench
 from cocotb_tests.metadata.page_room import SIZES, SuperblocksRoom
 from cocotb_tests.metadata.superblock_pages import SECTORS, expected, hostile
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, cycles_pass, sample, start, wait_until
+from cocotb_tests.streams import (
+    StreamSink,
+    StreamSource,
+    cycles_pass,
+    every_cycle,
+    sample,
+    start,
+    wait_until,
+)
 from hdl.config import BLOCK_BYTES, Config
 from hdl.flow.operation import DriveStatus
 from hdl.metadata.superblock import BLOCK, Finding
@@ -24,6 +33,7 @@ from hdl.metadata.superblock_writer import Edit
 from hdl.metadata.superblocks import Superblocks, edited, member_edit
 from sim.golden.spans import of_span
 from sim.golden.superblock import Superblock
+from sim.golden.volume_list import BLOCKS, newest
 
 
 @dataclass
@@ -34,14 +44,22 @@ class Wanted:
     own: Superblock | None
     role: int
     array: Array
+    generation: int
+    """Of its list. 0: none is written."""
     trouble: Task[bytes] | None = None
+
+
+SLOW = replace(RANDOM, ending=(0, 5000))
+"""Several superblocks are made while a drive takes one."""
+
+LINES = int(os.environ.get("LINES", SIZES.superblock_lines))
 
 
 class Bench(PageBench):
     """Drives of which some are members of one array."""
 
     def __init__(self, dut, *, seed: int):
-        super().__init__(dut, seed=seed, name="superblocks")
+        super().__init__(dut, seed=seed, name="superblocks", timing=SLOW)
         for drive in self.drives:
             drive.storage[BLOCK] = hostile(self.random)
         self.edits = StreamSource(dut, "edit", layout=member_edit(SIZES))
@@ -49,7 +67,20 @@ class Bench(PageBench):
         self.array: Array = random_array(self.random)
         self.told: Counter = Counter()
         self.under_way: dict[int, Wanted] = {}
-        self.most = 0
+        self.generation = dut.generation.value = 1
+        dut.identity.value = 77
+        self.seen: Counter = Counter()
+        every_cycle(dut.clk, self._watch())
+
+    def _watch(self) -> Iterator[None]:
+        """How many drives are written at once, and whether they wait for a line."""
+        offered, taken = self.dut.edit__valid, self.dut.edit__ready
+        while True:
+            yield
+            busy = sum(not drive.idle for drive in self.drives)
+            self.seen["most"] = max(self.seen["most"], busy)
+            if busy == LINES and sample(offered) and not sample(taken):
+                self.seen["waits"] += 1
 
     async def exchange(self, port: int) -> bytes:
         """A drive goes, and perhaps comes back as another one. Returns that one's page."""
@@ -57,7 +88,7 @@ class Bench(PageBench):
         if drive.present:
             drive.remove()
             await cycles_pass(self.dut.clk, self.random.randint(1, 4))
-            await wait_until(self.dut, lambda: drive.idle, cycles=3000, what="its commands")
+            await wait_until(self.dut, lambda: drive.idle, cycles=9000, what="its commands")
         blank = self.random.random() < 0.3
         page = drive.storage[BLOCK] = bytes(BLOCK_BYTES) if blank else hostile(self.random)
         drive.bad_reads = {BLOCK} if self.random.random() < 0.1 else set()
@@ -77,11 +108,17 @@ class Bench(PageBench):
         self.array.happens(self.random)
         show(self.dut, SIZES, self.array)
         role = own.device_number if own else self.random.randrange(self.array.width)
-        self.under_way[port] = Wanted(edit, own, role, deepcopy(self.array))
-        self.edits.send(superblock={"edit": edit, "port": port, "role": role})
+        lists = edit is not Edit.ERASE and self.random.random() < 0.2
+        if lists and self.random.random() < 0.3:
+            drive.bad_writes = {self.random.choice(BLOCKS)}
+            drive.error = DriveStatus.MEDIUM_ERROR
+        self.generation += 1
+        self.dut.generation.value = self.generation
+        array = deepcopy(self.array)
+        self.under_way[port] = Wanted(edit, own, role, array, self.generation if lists else 0)
+        self.edits.send(superblock={"edit": edit, "port": port, "role": role}, lists=lists)
         if self.random.random() < 0.2:
             self._exchange_later(port)
-        self.most = max(self.most, len(self.under_way))
         await self.edits.drained(cycles=40_000)
 
     def _exchange_later(self, port: int) -> None:
@@ -129,19 +166,28 @@ class Bench(PageBench):
         """What has become of each."""
         for _ in range(edits):
             end = await self.done.receive(cycles=80_000)
+            self.seen["in another order"] += end.port != next(iter(self.under_way))
             wanted = self.under_way.pop(end.port)
             drive, good = self.drives[end.port], end.status == DriveStatus.GOOD
             self.told[wanted.edit, good] += 1
             if wanted.trouble is not None:
+                self.seen["exchanged under way"] += not good
                 page = await wanted.trouble
                 # Nobody has named the drive that is there now.
                 assert drive.storage[BLOCK] == page, "an edit has gone to another drive"
             elif good:
-                assert drive.present and not drive.bad_writes
+                self.seen["lists"] += bool(wanted.generation)
+                assert drive.present and BLOCK not in drive.bad_writes
                 drive.bad_reads.clear()  # a block that has been written can be read
                 self._check_page(wanted, drive.storage[BLOCK])
+                if wanted.generation:
+                    lists = [drive.read_block(block) for block in BLOCKS]
+                    found = newest(lists, wanted.array.set_uuid)
+                    assert found is not None and found.generation == wanted.generation
             else:
-                assert drive.bad_writes or not drive.present
+                refuses = drive.bad_writes - (set() if wanted.generation else {*BLOCKS})
+                assert refuses or not drive.present
+                self.seen["lists refused"] += bool(refuses & {*BLOCKS})
 
     def _own(self, drive: DriveModel) -> Superblock | None:
         """The superblock of a drive that is a member of the array and can be read."""
@@ -178,7 +224,11 @@ async def knows_what_is_there(dut):
     assert all(told[edit, True] for edit in Edit), told
     assert told[Edit.MAKE, False], told
     assert found[Finding.VALID] and found[Finding.NONE]
-    assert bench.most > 2, f"{bench.most} drives are written at once"
+    seen = bench.seen
+    assert seen["most"] == LINES, seen
+    for what in ("in another order", "exchanged under way", "lists", "lists refused"):
+        assert seen[what], f"never seen: {what}"
+    assert seen["waits"] or SIZES.ports == LINES, "no edit has waited for a line"
     await wait_until(dut, lambda: not sample(dut.busy), cycles=100, what="rest")
 
 
@@ -245,8 +295,9 @@ class UsesTheLineTwice(Superblocks):
         return m
 
 
-def run(component, name: str, *, rounds: int) -> None:
-    simulate(component, name=name, module=__name__, parameters={"ROUNDS": str(rounds)})
+def run(component, name: str, *, rounds: int, lines: int = SIZES.superblock_lines) -> None:
+    parameters = {"ROUNDS": str(rounds), "LINES": str(lines)}
+    simulate(component, name=name, module=__name__, parameters=parameters)
 
 
 def test_superblocks():
@@ -268,7 +319,7 @@ class FewLines(Config):
 
 def test_superblocks_wait_for_a_line():
     few = FewLines(**asdict(SIZES))
-    run(SuperblocksRoom(config=few), "superblocks_few_lines", rounds=40)
+    run(SuperblocksRoom(config=few), "superblocks_few_lines", rounds=40, lines=few.superblock_lines)
 
 
 BUGS = (

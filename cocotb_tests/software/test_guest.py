@@ -1,5 +1,6 @@
 """The card as a device of a virtual machine: proxy, bridge, and (slow) a stock Linux in QEMU."""
 
+import inspect
 import os
 import random
 import runpy
@@ -35,6 +36,7 @@ from sw.guest.config_space import (
     ConfigSpace,
 )
 from sw.guest.initramfs import Initramfs, modules
+from sw.guest.nvme_cli import NvmeCli
 from sw.guest.proxy import (
     BAR_ACCESS,
     CONFIG_ACCESS,
@@ -53,6 +55,16 @@ VECTORS = CONFIG.queue_pairs + 1
 FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + 64, latency_ps=5 * MICROSECOND)
 CSTS, ASQ = 0x1C, 0x28
 LAYOUT = Layout("RAID6", len(PARITY_PORTS), STRIP_KIB * 1024 // BLOCK_BYTES)
+
+
+@pytest.mark.parametrize("name", ["admin", "admin_page"])
+def test_nvme_cli_stands_for_the_driver(name):
+    """`sw.driver.raid` may call both alike."""
+    ours, drivers = (
+        [(one.name, one.kind, one.default) for one in inspect.signature(method).parameters.values()]
+        for method in (getattr(NvmeCli, name), getattr(Nvme, name))
+    )
+    assert ours == drivers
 
 
 @contextmanager

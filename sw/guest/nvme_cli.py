@@ -8,7 +8,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar, cast
 
 from sw.driver.commands import IDENTIFY_BYTES, Command, Completion, NvmeError
@@ -48,9 +48,14 @@ class NvmeCli:
         except ValueError:
             raise NvmeCliError(f"{line}: status {status}: {output.strip()[:200]}") from None
 
-    async def admin(self, command: Command, what: str = "admin command") -> Completion:
+    async def admin(
+        self,
+        command: Command,
+        what: str = "admin command",
+        hints: Mapping[int, str] | None = None,
+    ) -> Completion:
         """Runs a command without data. Raises `NvmeError` unless it succeeds."""
-        output = self._passthru(command, what, "")
+        output = self._passthru(command, what, "", hints)
         found = _RESULT.search(output)
         if found is None:
             raise NvmeCliError(f"{what}: {output.strip()[:200]}")
@@ -85,7 +90,9 @@ class NvmeCli:
         """Itself, as `sw.driver.raid` types it."""
         return cast(Nvme, self)
 
-    def _passthru(self, command: Command, what: str, tail: str) -> str:
+    def _passthru(
+        self, command: Command, what: str, tail: str, hints: Mapping[int, str] | None = None
+    ) -> str:
         words = [f"--cdw{n}={value:#x}" for n, value in enumerate(command.dwords, 10)]
         line = f"nvme admin-passthru {self.device} --opcode={command.opcode:#x}"
         status, output = self._machine.run(f"{line} {' '.join(words)}{tail}")
@@ -95,5 +102,5 @@ class NvmeCli:
                 raise NvmeCliError(f"{what}: {output.strip()[:200]}")
             field = int(found[1], 16)
             done = Completion(0, 0, 0, 0, 0, field & 0xFF, field >> 8 & 7, bool(field >> 14 & 1))
-            raise NvmeError(what, done)
+            raise NvmeError(what, done, (hints or {}).get(done.status))
         return output
