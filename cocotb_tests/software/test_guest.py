@@ -47,7 +47,7 @@ from sw.guest.proxy import (
     ProxyError,
 )
 from sw.guest.scenario import MIRROR_PORTS, PARITY_PORTS, STRIP_KIB, StepError, started
-from sw.guest.steps import QUICK, STEPS
+from sw.guest.steps import QUICK, STEPS, data_blocks
 
 SEED = int(os.environ.get("SEED") or "1")
 CONFIG = board(8)
@@ -441,7 +441,7 @@ def test_linux_guest_finds_planted_changes(tmp_path):
         run.shell("umount /mnt")
 
         run.settle()
-        for block in run.harness.written_blocks(MIRROR_PORTS[0]):
+        for block in data_blocks(run, MIRROR_PORTS[0]):
             for port in MIRROR_PORTS:
                 run.harness.write_drive(port, block, bytes(BLOCK_BYTES))
         with pytest.raises(StepError, match="verify: bad"):
