@@ -50,6 +50,7 @@ SIZES = {
         USUAL, lines=512, rows=256, commands=512, drive_tags=32, operations=1024, walk_window=64,
         intent_chunks=64, transfer_blocks=32, queue_depth=256,
     ),
+    "kept": replace(USUAL, lines=256, operations=512, metadata=True),
     "plain": replace(
         USUAL, data_width=128, queue_depth=64, array_shares=False, intent_chunks=0, slow_read_ms=0,
         early_rows=0, gather_reads=False, sector_emulation=False, drive_resets=0,
