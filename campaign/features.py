@@ -50,7 +50,7 @@ FEATURES = {
     "memory": "runs whose host memory lies below 4 GiB, far above, or across",
     "wrap": "some runs in which the card's clock wraps, as it does every 13 days",
     "forget": "some runs on drives that have lost their cache when their port is reset",
-    "sizes": "some runs on other controllers: narrow, starved, wide, deep, kept, plain, drawn at random",
+    "sizes": "some runs on other controllers: narrow, starved, wide, deep, kept, plain, random",
 }
 """Names and their meanings."""
 
