@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amaranth.hdl import Module
+from amaranth.hdl import Const, Module, Value
 from amaranth.lib import wiring
 
 from cocotb_tests.array.md_arrays import needs_linux
@@ -960,6 +960,14 @@ class ForgetsVolumes(Keeper):
         pass
 
 
+class WaitsForNobody(Keeper):
+    """A planted bug: superblocks are as good as stored once they have been sent."""
+
+    @property
+    def _all_have_ended(self) -> Value:
+        return Const(1)
+
+
 class AlwaysClean(Keeper):
     """A planted bug: an array is never dirty."""
 
@@ -996,10 +1004,10 @@ def test_writes_to_one_copy_are_found(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", [Acknowledges, KeepsLeavers, ForgetsVolumes])
+@pytest.mark.parametrize("bug", [Acknowledges, KeepsLeavers, ForgetsVolumes, WaitsForNobody])
 def test_planted_bugs_are_found(bug, monkeypatch):
     monkeypatch.setattr("hdl.metadata.metadata.Keeper", bug)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, NvmeError)):
         lived_by_seeds(partial(Controller, config=CONFIG))
 
 

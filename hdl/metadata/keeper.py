@@ -418,8 +418,8 @@ class Keeper(wiring.Component):
             | (keep.ongoing("SEND") & ~self.edit.ready)
             | (keep.ongoing("LISTEN") & ~self.done.valid)
             | self._reads_again
-            | (keep.ongoing("DRAIN") & self._out.any())
-            | (keep.ongoing("BREAK_OFF") & self._out.any())
+            | (keep.ongoing("DRAIN") & ~self._all_have_ended)
+            | (keep.ongoing("BREAK_OFF") & ~self._all_have_ended)
             | (keep.ongoing("REFUSED") & ~self.settled)
             | (keep.ongoing("AWAIT_MARKS") & ~self._is_fresh & ~self._is_outdated)
             | (keep.ongoing("FAIL") & ~self.fail.ready)
@@ -1107,13 +1107,18 @@ class Keeper(wiring.Component):
                     with m.If(~good | (page == PAGES - 1)):
                         m.next = "WIPED"
 
+    @property
+    def _all_have_ended(self) -> Value:
+        """All drives have answered that have been sent their superblocks."""
+        return ~self._out.any()
+
     def _drain(self, m: Module) -> None:
         """The states DRAIN to BREAK_OFF: all drives have answered that have been sent theirs."""
         port = self._port
         failed = self.drives.failed.bit_select(port, 1)
         refused = lowest_bit(m, self._refused, "first_refused")
         with m.State("DRAIN"):
-            with m.If(~self._out.any()):
+            with m.If(self._all_have_ended):
                 m.next = "STORE"
                 with m.If(self._refused.any()):
                     m.d.sync += port.eq(refused)
@@ -1143,7 +1148,7 @@ class Keeper(wiring.Component):
                 self._break_off(m)
 
         with m.State("BREAK_OFF"):
-            with m.If(~self._out.any()):
+            with m.If(self._all_have_ended):
                 m.next = "REST"
 
     def _break_off(self, m: Module) -> None:
