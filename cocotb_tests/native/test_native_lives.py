@@ -960,6 +960,14 @@ class ForgetsVolumes(Keeper):
         pass
 
 
+class StaysUnwritten(Keeper):
+    """A planted bug: a drive that has been sent a superblock counts as one that has had it."""
+
+    @property
+    def _has_had_superblock(self) -> Value:
+        return self._claims_role | self._twice.bit_select(self._array, 1)
+
+
 class WaitsForNobody(Keeper):
     """A planted bug: superblocks are as good as stored once they have been sent."""
 
@@ -1004,7 +1012,9 @@ def test_writes_to_one_copy_are_found(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", [Acknowledges, KeepsLeavers, ForgetsVolumes, WaitsForNobody])
+@pytest.mark.parametrize(
+    "bug", [Acknowledges, KeepsLeavers, ForgetsVolumes, StaysUnwritten, WaitsForNobody]
+)
 def test_planted_bugs_are_found(bug, monkeypatch):
     monkeypatch.setattr("hdl.metadata.metadata.Keeper", bug)
     with pytest.raises((AssertionError, NvmeError)):
