@@ -432,13 +432,15 @@ class Lives:
         for array in self.arrays:
             await self.check(card, array)
 
-    @staticmethod
-    def _is(array: Known, one: raid.Array) -> bool:
+    def _is(self, array: Known, one: raid.Array) -> bool:
         """Whether an array that the card has is this one: no drive is any other's."""
+        others = (each for each in self.arrays if each is not array and not each.erased)
+        taken = {port for each in others for port in each.ports}
         ports = [member.port for member in one.members]
         here = {port for port in ports if port < CONFIG.ports}
         alike = (one.level, one.spans) == (array.level, array.spans)
-        return alike and bool(here) and here <= {*array.ports, *array.others}
+        own = {*array.ports, *(array.others - taken)}
+        return alike and bool(here) and here <= own
 
     def _miss(self, array: Known) -> None:
         """The array is not there, which must have a reason."""
