@@ -99,11 +99,15 @@ class Array:
         """Time in which each command of the array must end (docs/guarantees.md, Drives that hang).
 
         A command may meet drives that hang one after the other, and then takes the time of other
-        drives. An array whose drives have no fault does not wait for the drives of others.
+        drives. An array whose drives have no fault does not wait for the drives of others, but with
+        metadata for the superblocks that tell of their loss.
         """
         card = self.card
         hung = given_up_ns(card.config)
-        waits = len(self.troubled) * hung + (card.ladder_ns if self.troubled else 0)
+        ports = self.troubled
+        if card.config.metadata:
+            ports = {port for array in card.arrays for port in array.troubled}
+        waits = len(ports) * hung + (card.ladder_ns if ports else 0)
         return waits + work_ns(card.config, card.drive, self.rows)
 
     def job_ns(self) -> float:

@@ -7,8 +7,9 @@ from campaign.bounds import given_up_ns
 from campaign.card import Card, Stuck
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
-from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT
+from sim.golden.nvme import JOB_RUNNING, UNRECOVERED_READ, WRITE_FAULT
 from sw.driver import background
+from sw.driver.commands import NvmeError
 
 SHARE = 0.4
 POLL_NS = 2_000
@@ -83,7 +84,12 @@ class Refusals:
         found = self._last_copy(array, position, job.row) if job.state == JobState.STOPPED else None
         if found is None:
             if job.state == JobState.STOPPED:
-                await background.start_job(card.nvme, array.number, job.kind, resume=True)
+                try:
+                    await background.start_job(card.nvme, array.number, job.kind, resume=True)
+                except NvmeError as error:
+                    # A drive has restarted meanwhile, so the rebuild has gone on by itself.
+                    if error.status != JOB_RUNNING:
+                        raise
             return
         block, good, row = found
         where = array.logical(block)

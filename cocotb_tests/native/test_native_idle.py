@@ -18,6 +18,7 @@ from hdl.metadata.keeper import Keeper
 from hdl.metadata.stored_marks import StoredMarks
 from powercut.lives import CONFIG, DRIVE, POLL_NS, Known, Lives
 from powercut.marks import sets
+from sim.native.parameters import MICROSECOND
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError
@@ -146,6 +147,9 @@ def test_a_member_that_dies_with_the_power():
         card.run(back(card))
 
 
+LATENCIES_US = 1, 5, 15
+
+
 def cuts_the_first_write(
     cuts: int, *, lost: int | None = None, component: Component = None
 ) -> tuple[int, int]:
@@ -180,7 +184,9 @@ def cuts_the_first_write(
     assert is_clean(lives)
     stored = came = 0
     for _ in lives.branches(cuts):
-        with lives.power() as card:
+        # The blocks of a row are stored one long after the other.
+        latencies = [lives.random.choice(LATENCIES_US) * MICROSECOND for _ in range(CONFIG.ports)]
+        with lives.power(latencies=latencies) as card:
             card.run(cut(card))
         stored += len(lives.arrays[0].begun) < 3
         with lives.power() as card:

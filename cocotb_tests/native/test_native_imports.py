@@ -107,7 +107,7 @@ def test_a_drive_that_was_a_member_elsewhere():
             change = background.replace_member(card.nvme, array.number, 1, 1)
         card.transport.spawn(change)
         card.transport.spawn(writes(card, array))
-        await card.transport.sleep(chosen.uniform(5_000, 250_000))
+        await card.transport.sleep(chosen.uniform(2_000, chosen.choice((20_000, 250_000))))
 
     async def writes(card: SimulatedCard, array: Known) -> None:
         address = card.transport.memory.allocate(BLOCK_BYTES)

@@ -1024,23 +1024,24 @@ def test_planted_bugs_are_found(bug, monkeypatch):
 @pytest.mark.slow
 def test_rows_that_never_wait_for_marks_are_found(monkeypatch):
     monkeypatch.setattr("hdl.stripe.rows.sequencer.RowPlanning", NeverAsks)
-    with pytest.raises(AssertionError, match="are torn, and not marked"):
+    with pytest.raises(AssertionError, match="are torn, and"):
         lived_by_seeds(partial(Controller, config=CONFIG))
 
 
 @pytest.mark.slow
 def test_idle_arrays_that_are_not_flushed_are_found(monkeypatch):
     monkeypatch.setattr("hdl.background.background.IdleFlush", FlushesNobody)
-    with pytest.raises(AssertionError, match="are torn, and not marked"):
+    with pytest.raises(AssertionError, match="are torn, and"):
         lived_by_seeds(partial(Controller, config=CONFIG))
 
 
 @pytest.mark.slow
 def test_never_dirty_is_found(monkeypatch):
+    """An array is clean after a cut, or rows that wait until it is dirty wait for ever."""
     monkeypatch.setattr("hdl.metadata.metadata.Keeper", AlwaysClean)
     monkeypatch.setattr(
         "cocotb_tests.native.test_native_lives.Lives",
         partial(Lives, component=partial(Controller, config=CONFIG)),
     )
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, RuntimeError)):
         test_arrays_come_back(Level.RAID5)
