@@ -48,7 +48,7 @@ MOMENT_NS = 40
 REST_NS = 200_000
 """How long nothing is done at the end."""
 
-LOST_NS, BACK_NS = 5_000, 30_000
+LOST_NS, BACK_NS = 1_000, 30_000
 """How long nothing is done after the loss of a drive, which is not written down by then, and after
 it is back."""
 
@@ -128,16 +128,18 @@ class Drill(Lives):
         stored = self._stored(card)
         while not self._ended_ns or card.transport.now_ns < self._ended_ns + REST_NS:
             await card.transport.sleep(MOMENT_NS)
-            if (now := self._stored(card)) != stored:
-                stored = now
-                found.append(Moment(card.transport.now_ns, stored))
+            if self._stored(card) != stored:
+                time_ns = card.transport.now_ns
+                # What happens at this very time has its turn.
+                await card.transport.sleep(1)
+                stored = self._stored(card)
+                found.append(Moment(time_ns, stored))
         return found
 
     async def _repeat(self, card: SimulatedCard, steps: Sequence[str], moment: Moment) -> None:
         await self._begin_steps(card, steps)
         await card.transport.sleep(moment.time_ns - card.transport.now_ns)
-        # What happens at this very time has its turn.
-        await card.transport.sleep(1)
+        await card.transport.sleep(1)  # as in the rehearsal
         assert self._stored(card) == moment.stored, "another run than the rehearsal"
 
     async def _begin_steps(self, card: SimulatedCard, steps: Sequence[str]) -> None:
