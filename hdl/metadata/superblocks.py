@@ -279,7 +279,10 @@ class Superblocks(wiring.Component):
 
             with m.State("LISTEN_LIST"):
                 m.d.comb += list_writer.done.ready.eq(1)
-                m.d.sync += self._refused.eq(Cat(port, list_writer.done.payload))
+                m.d.sync += [
+                    self._refused.port.eq(port),
+                    self._refused.status.eq(list_writer.done.payload),
+                ]
                 with m.If(list_writer.done.valid):
                     m.next = "REFUSE"
                     with m.If(self._list_is_stored):
