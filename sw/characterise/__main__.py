@@ -16,10 +16,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from hdl.config import board
 from sim.cli import INTERRUPTED, Parser, positive, processes, program, reason, seed, terminal
 from sim.native.build import build_controller, build_models, is_built
-from sw.characterise.measure import Point, measure
+from sw.characterise.measure import Point, card_for, measure
 from sw.characterise.points import points
 from sw.characterise.published import CASES
 from sw.characterise.record import Record
@@ -104,9 +103,9 @@ def main() -> int:
     begin = time.monotonic()
     build_models()
     for ports in sorted({max(point.drives, 8) for point in work}):
-        if not is_built(board(ports)):
+        if not is_built(card_for(ports)):
             console.print(f"building the {ports}-port controller, which takes minutes")
-        build_controller(board(ports))
+        build_controller(card_for(ports))
     if not console.is_terminal:
         count = arguments.processes
         console.print(f"{len(work)} points, {count} at once; a line as each has ended")

@@ -1,8 +1,8 @@
 """Runs one point of a load profile on the simulated card."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hdl.config import board
+from hdl.config import Config, board
 from hdl.flow.geometry import Level
 from sim.native.parameters import DriveParameters, LinkParameters, Ssd
 from sw.characterise.predict import Prediction, predict
@@ -86,9 +86,16 @@ def _busy(card: SimulatedCard, point: Point) -> dict[str, int]:
     return busy
 
 
+def card_for(drives: int) -> Config:
+    """The card that so many drives are characterised with. The drives keep no data, so they hold no
+    superblocks either. With metadata the write buffers would also have been emptied in part by the
+    time that the array is there."""
+    return replace(board(max(drives, 8)), metadata=False)
+
+
 def measure(point: Point) -> Record:
     """Runs ``point`` from reset on a card of its own and returns the measurement."""
-    config = board(max(point.drives, 8))
+    config = card_for(point.drives)
     drive = point.drive.changed(keep_data=False)
     if isinstance(drive, Ssd) and point.profile.read_share < 1:
         # The published figures are of the steady state, so begin with the write buffers full.
