@@ -46,9 +46,6 @@ class Salvage:
             return
         if not card.config.background or not array.healthy:
             return
-        if card.config.metadata and array.redundant:
-            # No write to it ends well until power comes anew (docs/metadata.md, not there yet).
-            return
         array.cure()
         await background.set_rate(card.nvme, LEAST_RATE)
         begun = await (self._rebuild(array) if array.redundant else self._migrate(array))

@@ -353,12 +353,11 @@ class Core(wiring.Component):
         commands = self._front_end.commands
         connect(m, self._tracker.completion, withheld.ended)
         connect(m, withheld.told, commands.completion)
-        connect(m, self._metadata.forsaken, withheld.forsaken)
         m.d.comb += [
             withheld.begun.valid.eq(commands.command.valid & commands.command.ready),
             withheld.begun.payload.eq(commands.command.payload),
             withheld.holds.eq(self._metadata.withholds),
-            withheld.exists.eq(self._tables.exists),
+            withheld.forsaken.eq(self._metadata.forsaken),
         ]
         return withheld
 
@@ -467,7 +466,7 @@ class Core(wiring.Component):
         asked = front_end.flushes.cache
         if self._config.metadata:
             # What it promises must outlive the loss of a drive that is being written down.
-            flushed = flush_cache.request.flushed & ~self._metadata.withholds
+            flushed = flush_cache.request.flushed & ~self._metadata.withholds.any()
             m.d.comb += [
                 flush_cache.request.watches.eq(asked.watches),
                 flush_cache.request.flush.eq(asked.flush),

@@ -6,7 +6,7 @@ from os import environ
 
 import cocotb
 import pytest
-from amaranth.hdl import Const
+from amaranth.hdl import Const, Signal
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.busy import BusyWatch
@@ -35,40 +35,78 @@ class Bench:
         self.inside: deque[int] = deque()
         """Slots whose commands have not ended."""
         self.of: dict[int, tuple[HostOpcode, int]] = {}
-        self.waiting: deque[tuple[int, Status]] = deque()
-        """Completions that the host has not been told."""
-        self.forsaken = [0] * CONFIG.arrays
-        """Cycles since when each array is; 0 if it is not."""
-        self.exists = (1 << CONFIG.arrays) - 1
-        self.held = 0
+        self.waiting: dict[int, Status] = {}
+        """Completions that the host has not been told, by slot."""
+        self.since: dict[int, int] = {}
+        """For each of them: since when it may be told."""
+        self.patience = round((6 * CONFIG.commands + 20) / active**2)
+        """Cycles within which what may be told is told."""
+        self.held, self.forsaken = Levels(self.random), Levels(self.random)
+        self.quiet = False
+        """No array is held or forsaken, nor will it be soon."""
+        self.calm = 0
+        """Cycles since the last one was, or something waited."""
         self.seen: Counter = Counter()
         self.cycle = 1
-        self.offered_at = 0
+        self.taken = 0
+        self.offers: list[tuple[int, Status]] = []
+        self.told_of: list[tuple[int, Status]] = []
         TableServer(dut, "volume_read", lambda number: pack(VOLUME, array=self.arrays[number]))
         self.ended = StreamSource(dut, "ended", layout=completion(CONFIG), active=active)
         self.told = StreamSink(
-            dut, "told", layout=completion(CONFIG), active=active, callback=self._tell
+            dut,
+            "told",
+            layout=completion(CONFIG),
+            active=active,
+            callback=lambda told: self.told_of.append((told.slot, told.status)),
         )
-        others = dut.begun__valid, dut.forsaken__valid, dut.holds
+        others = dut.begun__valid, dut.holds, dut.forsaken
         self.watch = BusyWatch(
             dut, ["ended"], ["told"], others=lambda: tuple(sample(other) for other in others)
         )
 
-    def _tell(self, told) -> None:
-        """The host is told of the command that has ended first."""
-        slot, status = self.waiting.popleft()
-        opcode, array = self.of.pop(slot)
-        assert told.slot == slot, f"{told.slot}, not {slot}"
-        since = self.forsaken[array]
-        counts = opcode != HostOpcode.READ and status == Status.SUCCESS
-        allowed = {Status.WRITE_FAULT if counts and since else status}
-        # What is offered by then stays so.
-        if counts and since and self.offered_at <= since + 2:
-            allowed.add(status)
-        assert told.status in allowed, f"{opcode} of {array} ends with {told.status}"
-        self.seen["writes that must not end well"] += allowed == {Status.WRITE_FAULT} != {status}
-        self.seen["reads of forsaken arrays"] += bool(since) and opcode == HostOpcode.READ
+    def _offer(self, slot: int, status: Status) -> None:
+        """The host is offered the end of a command."""
+        opcode, array = self.of[slot]
+        told = self.waiting[slot]
+        assert not all(self.held.lately(array)), f"commands of {array} are held"
+        counts = opcode != HostOpcode.READ and told == Status.SUCCESS
+        lately = self.forsaken.lately(array)
+        allowed = {Status.WRITE_FAULT if counts and forsaken else told for forsaken in lately}
+        assert status in allowed, f"{opcode} of {array} ends with {status}, not {allowed}"
+        self.seen["told"] += 1
+        self.seen["writes that must not end well"] += counts and all(lately)
+        self.seen["reads of forsaken arrays"] += all(lately) and opcode == HostOpcode.READ
+        self.seen["passed the others"] += any(
+            self.of[other][1] != array and all(self.held.lately(self.of[other][1]))
+            for other in self.waiting
+        )
+
+    def _tell(self, slot: int) -> None:
+        """The host takes what it is offered."""
+        for known in self.waiting, self.since, self.of:
+            del known[slot]
+        self.taken += 1
         self.free.append(slot)
+
+    def _begin_and_end(self) -> None:
+        """A command begins, or one ends."""
+        dut, choose = self.dut, self.random
+        if self.free and choose.random() < 0.1:
+            slot = self.free.pop(choose.randrange(len(self.free)))
+            number, opcode = choose.randrange(CONFIG.volumes), choose.choice([*HostOpcode])
+            self.of[slot] = opcode, self.arrays[number]
+            self.inside.append(slot)
+            dut.begun__valid.value = 1
+            dut.begun__payload.value = pack(
+                COMMAND, slot=slot, opcode=opcode, volume=number, block=choose.getrandbits(40)
+            )
+        elif self.inside and choose.random() < 0.15:
+            self.inside.rotate(choose.randrange(4))
+            slot = self.inside.popleft()
+            status = choose.choice((Status.SUCCESS, Status.SUCCESS, *Status))
+            self.waiting[slot], self.since[slot] = status, self.cycle
+            self.ended.send(slot=slot, status=status)
 
     async def run(self) -> None:
         """Everything happens at random."""
@@ -76,64 +114,83 @@ class Bench:
         was_valid = 0
         for _ in range(CYCLES):
             dut.begun__valid.value = 0
-            dut.forsaken__valid.value = 0
-            if self.free and choose.random() < 0.1:
-                slot = self.free.pop(choose.randrange(len(self.free)))
-                number, opcode = choose.randrange(CONFIG.volumes), choose.choice([*HostOpcode])
-                self.of[slot] = opcode, self.arrays[number]
-                self.inside.append(slot)
-                dut.begun__valid.value = 1
-                dut.begun__payload.value = pack(
-                    COMMAND, slot=slot, opcode=opcode, volume=number, block=choose.getrandbits(40)
-                )
-            elif self.inside and choose.random() < 0.15:
-                self.inside.rotate(choose.randrange(4))
-                slot = self.inside.popleft()
-                status = choose.choice((Status.SUCCESS, Status.SUCCESS, *Status))
-                self.waiting.append((slot, status))
-                self.ended.send(slot=slot, status=status)
-            array, what = choose.randrange(CONFIG.arrays), choose.random()
-            if what < 0.01 and self.exists >> array & 1:
-                dut.forsaken__valid.value = 1
-                dut.forsaken__payload.value = array
-                self.forsaken[array] = self.forsaken[array] or self.cycle
-            elif what < 0.02 and not self._has_commands(array):
-                self.exists ^= 1 << array
-                self.forsaken[array] = 0
-            dut.exists.value = self.exists
-            if choose.random() < 0.02:
-                self.held = 0 if self.held else self.cycle
-            dut.holds.value = bool(self.held)
+            self._begin_and_end()
+            if choose.random() < 0.003:
+                self.quiet = not self.quiet
+            for levels, port in (self.held, dut.holds), (self.forsaken, dut.forsaken):
+                port.value = levels.step(quiet=self.quiet)
+            for slot in self.since:
+                if self.held.now >> self.of[slot][1] & 1:
+                    self.since[slot] = self.cycle
             await RisingEdge(dut.clk)
             valid = sample(dut.told__valid)
+            offered = completion(CONFIG).from_bits(sample(dut.told__payload))
             if valid and not was_valid:
-                self.offered_at = self.cycle
-                assert not self.held or self.cycle <= self.held + 1, "it must wait"
-                self.seen["told"] += 1
+                self.offers.append((offered.slot, Status(offered.status)))
+                self._offer(*self.offers[-1])
+            self._check_pace(valid)
             was_valid = valid and not sample(dut.told__ready)
+            if valid and not was_valid:
+                self._tell(offered.slot)
             self.cycle += 1
         dut.begun__valid.value = 0
-        dut.forsaken__valid.value = 0
         dut.holds.value = 0
 
-    def _has_commands(self, array: int) -> bool:
-        return any(of == array for _, of in self.of.values())
+    def _check_pace(self, valid: int) -> None:
+        """Nothing waits without a reason, and it passes at once while nothing is held."""
+        late = [slot for slot, since in self.since.items() if self.cycle > since + self.patience]
+        assert not late, f"the ends of {late} may be told, and are not"
+        self.calm += 1
+        if self.held.now or self.forsaken.now or len(self.waiting) > 1:
+            self.calm = 0
+        elif self.calm > 2 and sample(self.dut.ended__valid):
+            assert valid, "the end of a command waits for nobody"
+            self.seen["passed at once"] += 1
+
+
+class Levels:
+    """A bit an array that is on for a while, again and again."""
+
+    def __init__(self, random: random.Random):
+        self.random = random
+        self.now = self.before = 0
+
+    def step(self, *, quiet: bool) -> int:
+        """What they are in the next cycle. While it is ``quiet`` none begins."""
+        self.before = self.now
+        for array in range(CONFIG.arrays):
+            on = self.now >> array & 1
+            if (on or not quiet) and self.random.random() < 0.01:
+                self.now ^= 1 << array
+        return self.now
+
+    def lately(self, array: int) -> tuple[bool, bool]:
+        """Whether it was on in the cycle before this one, and whether it is on."""
+        return bool(self.before >> array & 1), bool(self.now >> array & 1)
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 @cocotb.parametrize(active=[1.0, 0.3])
 async def tells_what_may_be_told(dut, active):
-    dut.holds.value = 0
-    dut.exists.value = 0
-    dut.begun__valid.value = 0
-    dut.forsaken__valid.value = 0
+    for port in dut.holds, dut.forsaken, dut.begun__valid:
+        port.value = 0
     bench = Bench(dut, active)
     await start(dut)
     await bench.run()
-    for _ in range(400):
+    for _ in range(bench.patience):
         await RisingEdge(dut.clk)
-    assert not bench.waiting, f"never told: {bench.waiting}"
-    for what in ("told", "writes that must not end well", "reads of forsaken arrays"):
+    lost = set(bench.waiting) - {slot for slot, _ in bench.told_of[bench.taken :]}
+    assert not lost, f"never told of the ends of {lost}"
+    offers = len(bench.offers)
+    assert bench.told_of[:offers] == bench.offers, "what was offered has changed"
+    print(dict(bench.seen))
+    for what in (
+        "told",
+        "writes that must not end well",
+        "reads of forsaken arrays",
+        "passed the others",
+        "passed at once",
+    ):
         assert bench.seen[what] > 5, bench.seen
     bench.watch.check()
 
@@ -142,24 +199,32 @@ class TellsAtOnce(Withheld):
     """A planted bug: nothing waits."""
 
     def elaborate(self, platform):
-        self.holds = Const(0)
+        self.holds = Const(0, CONFIG.arrays)
         return super().elaborate(platform)
+
+
+class HoldsAll(Withheld):
+    """A planted bug: commands of all arrays wait for one."""
+
+    def elaborate(self, platform):
+        holds, self.holds = self.holds, Signal(CONFIG.arrays)
+        m = super().elaborate(platform)
+        m.d.comb += self.holds.eq(holds.any().replicate(CONFIG.arrays))
+        return m
+
+
+class LooksOnce(Withheld):
+    """A planted bug: what was put aside is not looked at again."""
+
+    def _count_again(self, m):
+        pass
 
 
 class TellsOfSuccess(Withheld):
     """A planted bug: writes of a forsaken array end well."""
 
     def elaborate(self, platform):
-        m = super().elaborate(platform)
-        m.d.sync += self._forsaken.eq(0)
-        return m
-
-
-class ForsakesForGood(Withheld):
-    """A planted bug: a new array in the place of a forsaken one is forsaken as well."""
-
-    def elaborate(self, platform):
-        self.exists = Const(-1, CONFIG.arrays)
+        self.forsaken = Const(0, CONFIG.arrays)
         return super().elaborate(platform)
 
 
@@ -171,6 +236,24 @@ class ForsakesOne(Withheld):
         m.d.comb += self._commands.write.data.writes.eq(1)
 
 
+class NeverPasses(Withheld):
+    """A planted bug: each completion is looked at."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self._passes.eq(0)
+        return m
+
+
+class TakesBack(Withheld):
+    """A planted bug: what has been offered is taken back as an array is held."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.sync += self._offered.eq(0)
+        return m
+
+
 def run(component, name: str) -> None:
     simulate(component, name=name, module=__name__)
 
@@ -179,7 +262,7 @@ def test_withheld():
     run(Withheld(config=CONFIG), "withheld")
 
 
-SLOW = (TellsAtOnce, ForsakesForGood, ForsakesOne)
+SLOW = (TellsAtOnce, HoldsAll, LooksOnce, ForsakesOne, NeverPasses, TakesBack)
 
 
 @pytest.mark.parametrize(

@@ -948,9 +948,8 @@ class TellsAll(Withheld):
     well."""
 
     def elaborate(self, platform) -> Module:
-        m = super().elaborate(platform)
-        m.d.sync += self._forsaken.eq(0)
-        return m
+        self.forsaken = Const(0, CONFIG.arrays)
+        return super().elaborate(platform)
 
 
 class ForgetsVolumes(Keeper):

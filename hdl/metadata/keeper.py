@@ -57,11 +57,11 @@ class Keeper(wiring.Component):
     A drive's superblock **claims** that it is a member from the first attempt to write that. The
     claim is false (``lost``) once the drive fails, goes away, is exchanged, leaves its array, or
     must be rebuilt while its superblock says that it is whole. If power went then, the drive would
-    be as good as the others, and has missed what was written since. So nothing is acknowledged to
-    the host (``withholds``) until the claim is refuted: all members that the array has now are
-    written twice, each time with one more event. Then the false one is two events behind. md takes
-    a drive that is one event behind for a member. New members are written before the others. If
-    power goes in between, the new one is fresher than they are and is found. The other way round
+    be as good as the others, and has missed what was written since. So nothing of that array is
+    acknowledged to the host (``withholds``) until the claim is refuted: all members that it has now
+    are written twice, each time with one more event. Then the false one is two events behind. md
+    takes a drive that is one event behind for a member. New members are written before the others.
+    If power goes in between, the new one is fresher than they are and is found. The other way round
     they would speak of a member that nobody finds. Only then the superblock of a drive that has
     left becomes zeros.
 
@@ -77,7 +77,8 @@ class Keeper(wiring.Component):
     hold is not acknowledged for the drive that is lost. The array may be whole when its drives come
     back. In a RAID 10 copies that are left are acknowledged, so the loss of one counts. An array
     with redundancy whose drives went one after the other is ``forsaken``: what was written to the
-    last ones alone is not acknowledged.
+    last ones alone is not acknowledged. It is so no longer once it has not FAILED any more, and the
+    losses have been written down.
 
     While the card is ``clean`` there is no host, and no loss is written down either. Drives of a
     card that was shut down may lose their power one after the other.
@@ -210,9 +211,9 @@ class Keeper(wiring.Component):
         It has nothing to do; it does nothing, and passes no change on, from the cycle of ``yields``
         on.
     withholds
-        Nothing may be acknowledged to the host.
+        One bit per array. Nothing of it may be acknowledged to the host.
     forsaken
-        No write to this array may be acknowledged any more.
+        One bit per array. No write to it may be acknowledged.
     rests
         Every superblock says what is so, and every list of an array that is ``listed``.
     busy
@@ -273,8 +274,8 @@ class Keeper(wiring.Component):
                 "writing": In(MAX_DRIVES),
                 "yields": Out(1),
                 "pauses": In(1),
-                "withholds": Out(1),
-                "forsaken": Out(Pulse(config.array_bits)),
+                "withholds": Out(config.arrays),
+                "forsaken": Out(config.arrays),
                 "rests": Out(1),
                 "busy": Out(1),
             }
@@ -290,6 +291,8 @@ class Keeper(wiring.Component):
         # A bit a port. Its superblock claims that its drive is a member. It is what was written
         # last. It says that the drive is not whole. The drive has failed or been away since.
         self._claims = Signal(MAX_DRIVES)
+        # The same of each array: the drives whose superblocks were written for it.
+        self._of = tuple(Signal(MAX_DRIVES, name=f"of_{n}") for n in range(config.arrays))
         self._known = Signal(MAX_DRIVES)
         self._partial = Signal(MAX_DRIVES)
         self._away = Signal(MAX_DRIVES)
@@ -309,6 +312,8 @@ class Keeper(wiring.Component):
         self._torn = Signal(config.arrays)
         self._inconsistent = Signal(config.arrays)
         self._doubted = Signal(config.arrays)
+        # A bit an array. It is a RAID 10 or 1E: of some drives others have what these held.
+        self._striped_copies = Signal(config.arrays)
         # A bit an array. The volumes that its drives list are there. Its lists must be written.
         self._listed = Signal(config.arrays)
         self._relists = Signal(config.arrays)
@@ -481,7 +486,6 @@ class Keeper(wiring.Component):
             self._more.reads[0].address.eq(Cat(facts.place.span, self._array)),
             self.span_read.address.eq(self._span),
             facts.marked.eq(self._config.durable_marks & md_uses(m, self._config, shape)),
-            self.forsaken.payload.eq(self._array),
         ]
 
     def _say_dirty(self, m: Module) -> None:
@@ -530,7 +534,6 @@ class Keeper(wiring.Component):
         m.d.comb += [
             self._lost.eq(claims & ((~used & ~self._excused) | false)),
             self._leavers.eq(self._erases & ~used),
-            self.withholds.eq((self._lost & ~(self._deletes.replicate(MAX_DRIVES) & ~used)).any()),
             self._has_work.eq(
                 self.settled
                 & (self._lost | (self._leavers & ~self.writing)).any()
@@ -548,6 +551,7 @@ class Keeper(wiring.Component):
             self._was_clean.eq(self.clean),
             self._was_idle.eq(self.idle),
         ]
+        self._withhold(m)
         # An array may not have failed any more.
         with m.If(~self.settled):
             m.d.sync += self._excused.eq(0)
@@ -565,6 +569,23 @@ class Keeper(wiring.Component):
             with m.If(self.states.word_select(awaited, 2) == ArrayState.FAILED):
                 m.d.sync += self._due.bit_select(awaited, 1).eq(1)
         m.d.sync += self._has_changed.eq(self._has_changed | drives.changed)
+
+    def _withhold(self, m: Module) -> None:
+        """The arrays of which nothing is acknowledged, and those whose writes do not end well."""
+        used = self.drives.used
+        told = self._lost & ~(self._deletes.replicate(MAX_DRIVES) & ~used)
+        for array, of in enumerate(self._of):
+            failed = self.states.word_select(array, 2) == ArrayState.FAILED
+            false = (self._lost | self._excused) & self._claims & of
+            counts = (false & (~used | ~self.exempt[array].replicate(MAX_DRIVES))).any()
+            forsakes = failed & counts & ~self._striped_copies[array]
+            m.d.comb += self.withholds[array].eq((told & of).any())
+            with m.If(~self.kept[array]):
+                m.d.sync += self.forsaken[array].eq(0)
+            with m.Elif(self.settled & forsakes):
+                m.d.sync += self.forsaken[array].eq(1)
+            with m.Elif(self.settled & ~failed & ~false.any()):
+                m.d.sync += self.forsaken[array].eq(0)
 
     def _hear_listed(self, m: Module) -> None:
         """An array has got its volumes. Whatever else happens in this cycle, that is not missed."""
@@ -833,6 +854,7 @@ class Keeper(wiring.Component):
         with m.State("KNOW"):
             shape = self._geometry
             waits = self.waits.valid & (self.waits.payload == array)
+            some_copies = (shape.copies > 1) & (shape.copies != shape.width)
             m.d.sync += [
                 # A row that waits from this very moment on is not forgotten.
                 self._due.bit_select(array, 1).eq(waits),
@@ -840,6 +862,7 @@ class Keeper(wiring.Component):
                 self._several.eq(self._several | twice),
                 self._rounds.eq(Mux(twice | self._several, torn + twice + 1, 0)),
                 self.exempt.bit_select(array, 1).eq(~self._has_redundancy),
+                self._striped_copies.bit_select(array, 1).eq(some_copies),
             ]
             m.next = "REFRESH" if self._config.durable_marks else "ASK_MEMBER"
             with m.If(~shape.valid):
@@ -847,7 +870,6 @@ class Keeper(wiring.Component):
                 m.next = "REST"
                 with m.If(self._refutes):
                     m.next = "REFUTED"
-            some_copies = (shape.copies > 1) & (shape.copies != shape.width)
             awaited = self._awaited.bit_select(array, 1)
             with m.Elif(self._has_failed & ~some_copies):
                 with m.If(self._refutes):
@@ -864,8 +886,9 @@ class Keeper(wiring.Component):
         # place may have none.
         with m.State("EXCUSE"):
             m.d.sync += self._excused.bit_select(self._cause, 1).eq(self.settled)
-            has_left = ~self.drives.used.bit_select(self._cause, 1)
-            m.d.comb += self.forsaken.valid.eq(self.settled & (self._has_redundancy | has_left))
+            striped_copies = self._striped_copies.bit_select(self._array, 1)
+            with m.If(striped_copies & self.settled):
+                m.d.sync += self.forsaken.bit_select(self._array, 1).eq(1)
             m.next = "REST"
 
     @property
@@ -1077,6 +1100,8 @@ class Keeper(wiring.Component):
         # From now on the drive may say so, whatever the answer is.
         with m.State("CLAIM"):
             m.d.comb += self._homes.store()
+            for number, of in enumerate(self._of):
+                m.d.sync += of.bit_select(port, 1).eq(self._array == number)
             m.d.sync += [
                 self._claims.bit_select(port, 1).eq(1),
                 self._stored.bit_select(port, 1).eq(self._was_member.bit_select(port, 1)),

@@ -87,8 +87,8 @@ class Metadata(wiring.Component):
     ready
         It can: the arrays that the drives hold are there, and their superblocks say so.
     withholds, forsaken
-        Nothing may be acknowledged to the host, or nothing that writes to that array
-        (`hdl.metadata.withheld.Withheld`).
+        One bit per array. Nothing of it may be acknowledged to the host, or nothing that writes to
+        it (`hdl.metadata.withheld.Withheld`).
     first_page
         A level. Lines that nobody else uses, from this one on, for `hdl.metadata.page_mover`.
     marks, whole, lets, now, deadline
@@ -146,8 +146,8 @@ class Metadata(wiring.Component):
                 "clean": Out(1),
                 "wanted": In(1),
                 "ready": Out(1),
-                "withholds": Out(1),
-                "forsaken": Out(Pulse(config.array_bits)),
+                "withholds": Out(config.arrays),
+                "forsaken": Out(config.arrays),
                 "first_page": In(config.line_bits),
                 "marks": Out(Marks(config)),
                 "whole": In(config.arrays),
@@ -287,7 +287,6 @@ class Metadata(wiring.Component):
             connect(m, keeper.fail, flipped(self.fail))
         connect(m, flipped(self.wipe), keeper.wipe)
         connect(m, keeper.wiped, flipped(self.wiped))
-        connect(m, keeper.forsaken, flipped(self.forsaken))
         connect(m, flipped(self.drives), keeper.drives)
         connect(m, flipped(self.card), keeper.card)
         m.d.comb += [
@@ -302,6 +301,7 @@ class Metadata(wiring.Component):
             keeper.parting.eq(self.parting),
             self.opens.eq(keeper.opens),
             self.withholds.eq(keeper.withholds),
+            self.forsaken.eq(keeper.forsaken),
         ]
 
     def _connect_spares(self, m: Module) -> None:

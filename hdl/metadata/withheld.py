@@ -2,7 +2,7 @@
 
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.wiring import In, Out, connect, flipped
+from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.host_command import HostOpcode, Status, command, completion
@@ -24,9 +24,13 @@ class Withheld(wiring.Component):
     offered to the host stays so. It ended before the drive failed.
 
     An array may fail before the loss of its first drive has been written down. Then that loss is
-    never written down (`hdl.metadata.keeper.Keeper`), and what has been written since is only on
-    drives that may be gone for good. So from then on no write to that array ends well, nor does a
-    flush.
+    not written down (`hdl.metadata.keeper.Keeper`), and what has been written since is only on
+    drives that may be gone for good. So while an array is ``forsaken`` no write to it ends well,
+    nor does a flush.
+
+    While no array is held or forsaken completions pass without latency, one each cycle. Otherwise
+    they take 4 cycles, and pass every 3 cycles. Those of an array that is held are put aside. They
+    are looked at again, in the order in which they were put aside, once an array is held no more.
 
     Parameters
     ----------
@@ -42,13 +46,11 @@ class Withheld(wiring.Component):
     ended
         Completions, taken as they come.
     told
-        The same, for the host. It takes 3 cycles, and has a latency of 4.
+        The same, for the host.
     holds
-        A level. None may be told.
+        One bit per array. None of its commands may be told.
     forsaken
-        An array of which writes and flushes end well no more.
-    exists
-        One bit per array. It is there. A new one is not forsaken.
+        One bit per array. Its writes and flushes do not end well.
     busy
         Something moves.
     """
@@ -61,55 +63,105 @@ class Withheld(wiring.Component):
                 "volume_read": Out(volume_read(config)),
                 "ended": In(stream.Signature(completion(config))),
                 "told": Out(stream.Signature(completion(config))),
-                "holds": In(1),
-                "forsaken": In(Pulse(config.array_bits)),
-                "exists": In(config.arrays),
+                "holds": In(config.arrays),
+                "forsaken": In(config.arrays),
                 "busy": Out(1),
             }
         )
         self._queue = Queue(completion(config), config.commands)
+        self._aside = Queue(completion(config), config.commands)
         self._commands = Table(known_command(config), config.commands)
-        self._forsaken = Signal(config.arrays)
+        self._kept = Signal(completion(config))  # the one that is looked at
+        self._again = Signal(range(config.commands + 1))  # of those aside: to be looked at again
+        self._held_before = Signal(config.arrays)
+        self._passes = Signal()  # nobody is held: completions go straight to the host
+        self._offered = Signal()  # so does this one, which the host has not taken yet
 
     def elaborate(self, platform) -> Module:
-        queue, told, forsaken = self._queue, self.told, self._forsaken
+        queue, ended, told = self._queue, self.ended, self.told
         m = Module()
         m.submodules.queue = queue
+        m.submodules.aside = self._aside
         m.submodules.commands = self._commands
-        connect(m, flipped(self.ended), queue.input)
-        m.d.comb += self._commands.reads[0].address.eq(queue.output.payload.slot)
-        m.d.sync += forsaken.eq(forsaken & self.exists)
-        with m.If(self.forsaken.valid):
-            m.d.sync += forsaken.bit_select(self.forsaken.payload, 1).eq(1)
         self._note(m)
-        of, ended = self._commands.reads[0].data, queue.output.payload
-        lost = of.writes & forsaken.bit_select(of.array, 1) & (ended.status == Status.SUCCESS)
+        self._count_again(m)
+        passes, offered = self._passes, self._offered
         with m.FSM(name="tell") as fsm:
-            with m.State("REST"):
-                with m.If(queue.output.valid):
-                    m.next = "HOLD"
-
-            with m.State("HOLD"):
-                m.d.comb += queue.output.ready.eq(~self.holds)
-                m.d.sync += [
-                    told.payload.slot.eq(ended.slot),
-                    told.payload.status.eq(Mux(lost, Status.WRITE_FAULT, ended.status)),
-                ]
-                with m.If(~self.holds):
-                    m.next = "TELL"
-
-            with m.State("TELL"):
-                m.d.comb += told.valid.eq(1)
-                with m.If(told.ready):
-                    m.next = "REST"
-
-            waits = (
-                (fsm.ongoing("REST") & ~queue.output.valid)
-                | (fsm.ongoing("HOLD") & self.holds)
-                | (fsm.ongoing("TELL") & ~told.ready)
+            self._look(m)
+            tells = fsm.ongoing("TELL")
+            empty = fsm.ongoing("REST") & (queue.level == 0) & (self._aside.level == 0)
+            takes = (queue.output.valid & queue.output.ready) | (
+                self._aside.output.valid & self._aside.output.ready
             )
-        m.d.comb += self.busy.eq(~waits | queue.busy | self.begun.valid | self.forsaken.valid)
+            looks = fsm.ongoing("LOOK")
+        m.d.comb += [
+            passes.eq(offered | (empty & ~(self.holds | self.forsaken).any())),
+            queue.input.payload.eq(ended.payload),
+        ]
+        m.d.sync += offered.eq(passes & ended.valid & ~told.ready)
+        with m.If(passes):
+            m.d.comb += [
+                told.payload.eq(ended.payload),
+                told.valid.eq(ended.valid),
+                ended.ready.eq(told.ready),
+            ]
+        with m.Else():
+            m.d.comb += [
+                told.payload.eq(self._kept),
+                told.valid.eq(tells),
+                queue.input.valid.eq(ended.valid),
+                ended.ready.eq(queue.input.ready),
+            ]
+        m.d.comb += self.busy.eq(
+            takes
+            | looks
+            | queue.filling
+            | self._aside.filling
+            | self.begun.valid
+            | (ended.valid & ended.ready)
+            | (told.valid & told.ready)
+            | (self.holds != self._held_before)
+        )
         return m
+
+    def _look(self, m: Module) -> None:
+        """The states REST to TELL: one completion after the other, new ones and others by turns."""
+        queue, aside, kept = self._queue.output, self._aside.output, self._kept
+        of = self._commands.reads[0].data
+        lost = of.writes & self.forsaken.bit_select(of.array, 1) & (kept.status == Status.SUCCESS)
+        taken = Signal(completion(self._config))
+        has_more, takes_more, was_new = Signal(), Signal(), Signal()
+        m.d.comb += [
+            has_more.eq(aside.valid & (self._again != 0)),
+            takes_more.eq(has_more & (was_new | ~queue.valid)),
+            taken.eq(Mux(takes_more, aside.payload, queue.payload)),
+            self._commands.reads[0].address.eq(taken.slot),
+            self._aside.input.payload.eq(kept),
+        ]
+        with m.State("REST"):
+            m.d.comb += [queue.ready.eq(~takes_more), aside.ready.eq(takes_more)]
+            m.d.sync += [kept.eq(taken), was_new.eq(~takes_more)]
+            with m.If(queue.valid | has_more):
+                m.next = "LOOK"
+
+        with m.State("LOOK"):
+            m.d.sync += kept.status.eq(Mux(lost, Status.WRITE_FAULT, kept.status))
+            m.next = "TELL"
+            with m.If(self.holds.bit_select(of.array, 1)):
+                m.d.comb += self._aside.input.valid.eq(1)
+                m.next = "REST"
+
+        with m.State("TELL"):
+            with m.If(self.told.ready):
+                m.next = "REST"
+
+    def _count_again(self, m: Module) -> None:
+        """How many of those that were put aside are looked at again."""
+        aside, again = self._aside, self._again
+        goes = aside.output.valid & aside.output.ready
+        m.d.sync += [self._held_before.eq(self.holds), again.eq(again - goes)]
+        with m.If((self._held_before & ~self.holds).any()):
+            m.d.sync += again.eq(aside.level - goes)
 
     def _note(self, m: Module) -> None:
         """The array of each command, a cycle after it has begun."""

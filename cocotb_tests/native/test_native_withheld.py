@@ -1,0 +1,223 @@
+"""What a card with `Config.metadata` tells the host while the loss of a drive is written down, and
+after an array has failed."""
+
+import os
+from functools import partial
+
+import pytest
+from amaranth.hdl import Module, Signal
+
+from cocotb_tests.native.native_lives import job_ends, made
+from hdl.background.jobs import JobState
+from hdl.config import BLOCK_BYTES
+from hdl.controller import Controller
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level
+from hdl.flow.walk import WalkKind
+from hdl.metadata.keeper import Keeper
+from powercut.lives import CONFIG, POLL_NS, Known, Lives, contents
+from sw.driver import background, raid
+from sw.driver.card import SimulatedCard
+from sw.driver.commands import NvmeError
+
+SEED = int(os.environ.get("SEED") or "1")
+WRITE_FAULT = 0x280
+SLOW_NS = 200_000
+"""How much longer a drive takes for a superblock."""
+BEGUN_NS = 20_000
+"""By then the superblocks are on their way."""
+IDLE_NS = 3 * CONFIG.marks_idle_us * 1000
+"""After that an array that nobody writes is clean."""
+SLOWEST, FASTEST = 1, 100
+"""Rates of jobs in percent."""
+
+
+@pytest.fixture(autouse=True)
+def _says_seed() -> None:
+    print(f"SEED={SEED}")
+
+
+async def put(card: SimulatedCard, array: Known, block: int, number: int) -> float:
+    """The host writes a block with FUA. Returns when it was told that this is done."""
+    address = card.transport.memory.allocate(BLOCK_BYTES)
+    card.transport.memory.write(address, contents(block, number))
+    await card.nvme.write(array.namespace, block, 1, address, fua=True)
+    return card.harness.now_ns
+
+
+async def got(card: SimulatedCard, array: Known, block: int) -> bytes:
+    """What the host reads."""
+    address = card.transport.memory.allocate(BLOCK_BYTES)
+    await card.nvme.read(array.namespace, block, 1, address)
+    return card.transport.memory.read(address, BLOCK_BYTES)
+
+
+def test_others_do_not_wait():
+    """A drive of an array goes, and another one of it is slow to store that. Its commands wait for
+    that. Those of another array do not."""
+    lives = Lives(SEED)
+    ended: dict[str, float] = {}
+
+    async def life(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        one = await made(card, lives, Level.RAID1, [0, 1, 2])
+        other = await made(card, lives, Level.RAID1, [3, 4])
+        for array in (one, other):
+            await job_ends(card, array)
+            await put(card, array, 0, 7)
+
+        async def writes(array: Known, name: str) -> None:
+            ended[name] = await put(card, array, 1, 8)
+
+        card.harness.drive_fault(1, 1, delay_ns=SLOW_NS)
+        began = card.harness.now_ns
+        card.harness.remove(0)
+        await card.transport.sleep(BEGUN_NS)
+        for array, name in ((one, "one"), (other, "other")):
+            card.transport.spawn(writes(array, name))
+        while len(ended) < 2:
+            await card.transport.sleep(POLL_NS)
+        print({name: at - began for name, at in ended.items()})
+        assert ended["one"] > began + SLOW_NS, "nothing was withheld"
+        assert ended["other"] < began + SLOW_NS / 4, "the other array waits as well"
+
+    with lives.power() as card:
+        card.run(life(card))
+
+
+def test_writes_end_well_after_salvage():
+    """An array fails before the loss of its last drive has been written down. Its writes end badly
+    until it has been salvaged. Then they end well, and are there after a power cut."""
+    lives = Lives(SEED)
+    number = 1_000
+
+    async def life(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID5, [0, 1, 2])
+        other = await made(card, lives, Level.RAID1, [3, 4])
+        for one in (array, other):
+            await job_ends(card, one)
+        await background.set_rate(card.nvme, SLOWEST)
+        card.harness.remove(0)
+        await card.transport.sleep(20 * POLL_NS)
+        card.harness.insert(0)
+        await background.replace_member(card.nvme, array.number, 0, 0)
+        card.harness.remove(1)
+        await card.transport.sleep(20 * POLL_NS)
+        (state,) = [one for one in await raid.arrays(card.nvme) if one.number == array.number]
+        assert state.state == ArrayState.FAILED and state.members[0].stale, state
+        for block in range(array.blocks):
+            with pytest.raises(NvmeError) as caught:
+                await put(card, array, block, 1)
+            assert caught.value.status == WRITE_FAULT
+        await put(card, other, 0, number)
+        await background.set_rate(card.nvme, FASTEST)
+        await background.start_job(card.nvme, array.number, WalkKind.SALVAGE)
+        job = await job_ends(card, array)
+        assert (job.kind, job.state) == (WalkKind.SALVAGE, JobState.DONE), job
+        for block in range(array.blocks):
+            await put(card, array, block, number)
+        await card.transport.sleep(IDLE_NS)
+
+    async def back(card: SimulatedCard) -> None:
+        """The drive that went is there, and too old."""
+        await card.nvme.start()
+        states = {state.level: state for state in await raid.arrays(card.nvme)}
+        volumes = {volume.array: volume.namespace for volume in await raid.volumes(card.nvme)}
+        failed = {
+            level: [role for role, member in enumerate(state.members) if member.failed]
+            for level, state in states.items()
+        }
+        assert failed == {Level.RAID5: [1], Level.RAID1: []}, failed
+        for array in lives.arrays:
+            array.namespace = volumes[states[array.level].number]
+            for block in range(array.blocks if array.level == Level.RAID5 else 1):
+                assert await got(card, array, block) == contents(block, number), block
+
+    with lives.power() as card:
+        card.run(life(card))
+        card.harness.insert(1)
+    with lives.power() as card:
+        card.run(back(card))
+
+
+def test_copies_that_went_one_after_the_other():
+    """The card is busy with a drive of another array as both drives of a mirror go. The host is not
+    told that what is on the second one alone is stored."""
+    lives = Lives(SEED)
+    told: list[int] = []
+
+    async def life(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID1, [0, 1])
+        other = await made(card, lives, Level.RAID1, [3, 4, 5])
+        for one in (array, other):
+            await job_ends(card, one)
+            await put(card, one, 0, 7)
+
+        async def writes() -> None:
+            try:
+                await put(card, array, 1, 8)
+                told.append(0)
+            except NvmeError as error:
+                told.append(error.status)
+
+        before = card.harness.drive_statistics(4)["writes"]
+        card.harness.remove(3)
+        while card.harness.drive_statistics(4)["writes"] == before:
+            await card.transport.sleep(100)
+        card.harness.drive_fault(4, 1, delay_ns=20 * SLOW_NS)
+        await card.transport.sleep(BEGUN_NS)
+        card.harness.remove(0)
+        card.transport.spawn(writes())
+        await card.transport.sleep(SLOW_NS)
+        assert not told
+        card.harness.remove(1)
+        await card.transport.sleep(BEGUN_NS)
+        assert not told
+        while not told:
+            await card.transport.sleep(POLL_NS)
+        assert told == [WRITE_FAULT], told
+
+    with lives.power() as card:
+        card.run(life(card))
+
+
+class WithholdsAll(Keeper):
+    """A planted bug: the commands of all arrays wait as the loss of a drive is written down."""
+
+    def elaborate(self, platform) -> Module:
+        withholds, self.withholds = self.withholds, Signal(CONFIG.arrays)
+        m = super().elaborate(platform)
+        m.d.comb += withholds.eq(self.withholds.any().replicate(CONFIG.arrays))
+        return m
+
+
+class ForsakesForGood(Keeper):
+    """A planted bug: the writes of an array that has failed never end well again."""
+
+    def elaborate(self, platform) -> Module:
+        forsaken, self.forsaken = self.forsaken, Signal(CONFIG.arrays)
+        m = super().elaborate(platform)
+        m.d.sync += forsaken.eq(forsaken | self.forsaken)
+        return m
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bug", "test"),
+    [
+        (WithholdsAll, test_others_do_not_wait),
+        (ForsakesForGood, test_writes_end_well_after_salvage),
+    ],
+)
+def test_planted_bugs_are_found(bug, test, monkeypatch):
+    monkeypatch.setattr("hdl.metadata.metadata.Keeper", bug)
+    build = Lives.__init__
+
+    def with_bug(lives: Lives, seed: int) -> None:
+        build(lives, seed, component=partial(Controller, config=CONFIG))
+
+    monkeypatch.setattr(Lives, "__init__", with_bug)
+    with pytest.raises((AssertionError, NvmeError)):
+        test()
