@@ -620,6 +620,7 @@ class Core(wiring.Component):
         connect(m, metadata.wiped, tables.wiped)
         connect(m, self._background.arrays, metadata.arrays)
         connect(m, metadata.facts_read, front_end.facts_read)
+        connect(m, front_end.attachments, metadata.attachments)
         made, changes = front_end.made, tables.changes
         m.d.comb += [
             made.asked.valid.eq(changes.request.valid & changes.request.ready),

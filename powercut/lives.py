@@ -3,7 +3,7 @@
 import random
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -90,8 +90,11 @@ TWO_SPANS = 6
 TAIL = 4
 """Blocks at the end of an array, in which volumes come and go. The first volume has the others."""
 
-NGUID = slice(104, 120)
-"""Where it stands in Identify Namespace."""
+IDENTIFY_ALLOCATED, NGUID = 0x11, slice(104, 120)
+"""CNS of Identify Namespace, also of one that is not attached, and where its name stands there."""
+
+TURNED = 0.6
+"""How often a volume is attached or detached before it is deleted."""
 
 FLUSH_NS = 150_000
 """How long a host that flushes waits at most until it does so again."""
@@ -144,6 +147,9 @@ class Known:
     hold instead. ``cached`` is the number of the last write without FUA that has been acknowledged,
     and not been flushed. Blocks that are ``flying`` are being written.
 
+    ``detached`` are the numbers of volumes that the host has detached, and ``turning`` those of
+    which it has not been told yet that they are, or that they are not any more.
+
     ``lost`` are the roles of drives that were pulled. ``missed`` are those of them that do not have
     a write which the host knows to be stored, and ``healing`` those that may have been rebuilt
     since. ``others`` are ports whose drives may have become members.
@@ -165,6 +171,8 @@ class Known:
     volumes: dict[raid.Volume, bytes] = field(default_factory=dict)
     coming: set[tuple] = field(default_factory=set)
     going: set[int] = field(default_factory=set)
+    detached: set[int] = field(default_factory=set)
+    turning: set[int] = field(default_factory=set)
     stored: dict[int, int] = field(default_factory=dict)
     begun: dict[int, set[int]] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
@@ -205,6 +213,7 @@ class Lives:
 
     def __init__(self, seed: int, *, component: Callable[[], wiring.Component] | None = None):
         self.random = random.Random(f"{seed}/lives")
+        self._attachments = random.Random(f"{seed}/attachments")
         self.seed = seed
         self._component = component
         self.images: list[dict[int, bytes]] = [{} for _ in range(CONFIG.ports)]
@@ -413,10 +422,27 @@ class Lives:
             self._names.add(name)
         for one in array.volumes:
             assert one in found or one.namespace in array.going, f"{one} is lost"
+        await self._look_at_attachments(card, array, found)
         array.volumes = found
         array.coming.clear()
         array.going.clear()
         array.namespace = next((one.namespace for one in found if one.start == 0), 0)
+
+    async def _look_at_attachments(
+        self, card: SimulatedCard, array: Known, found: Iterable[raid.Volume]
+    ) -> None:
+        """The volumes of an array are attached if they were. A new one is."""
+        active = await card.nvme.namespaces()
+        for one in found:
+            attached = one.namespace in active
+            if one in array.volumes and one.namespace in array.turning:
+                self.seen["volumes that may be attached"] += 1
+            else:
+                wanted = one not in array.volumes or one.namespace not in array.detached
+                assert attached == wanted, f"{one} is {'' if attached else 'not '}attached"
+                self.seen["volumes that stay detached"] += not wanted
+        array.turning.clear()
+        array.detached = {one.namespace for one in found if one.namespace not in active}
 
     @staticmethod
     def _kind(one: raid.Volume) -> tuple:
@@ -425,7 +451,7 @@ class Lives:
 
     @staticmethod
     async def _name(card: SimulatedCard, namespace: int) -> bytes:
-        return (await card.nvme.identify(0, namespace))[NGUID]
+        return (await card.nvme.identify(IDENTIFY_ALLOCATED, namespace))[NGUID]
 
     async def look_again(self, card: SimulatedCard) -> None:
         """Looks whether the data of all arrays is still there."""
@@ -571,6 +597,16 @@ class Lives:
         await raid.delete_volume(card.nvme, one.namespace)
         del array.volumes[one]
         array.going.discard(one.namespace)
+        array.detached.discard(one.namespace)
+
+    async def attach(self, card: SimulatedCard, array: Known, one: raid.Volume) -> None:
+        """It is detached, or attached again."""
+        number, detached = one.namespace, array.detached
+        array.turning.add(number)
+        await card.nvme.attach(number, detach=number not in detached)
+        detached ^= {number}
+        array.turning.discard(number)
+        self.seen["volumes attached or detached"] += 1
 
     async def _turn_over(self, card: SimulatedCard, array: Known) -> None:
         """Volumes come and go in the tail of an array. They never have all of it."""
@@ -580,7 +616,9 @@ class Lives:
             others = [one for one in array.volumes if one.start]
             if array.deleted:
                 return
-            if others:
+            if others and self._attachments.random() < TURNED:
+                await self.attach(card, array, others[0])
+            elif others:
                 await self.delete_volume(card, array, others[0])
                 self.seen["volumes deleted"] += 1
             else:

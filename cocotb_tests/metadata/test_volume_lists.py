@@ -55,6 +55,7 @@ class Bench(PageBench):
         self.identity = dut.identity.value = self.random.getrandbits(64)
         self.generation = 1 << self.random.randrange(3, 62)
         self.volumes: dict[int, tuple[int, Volume]] = {}
+        self.detached = dut.detached.value = 0
         self.unsure: set[int] = set()  # ports of drives whose lists have not all been read
         self.seen: Counter = Counter()
 
@@ -64,7 +65,8 @@ class Bench(PageBench):
         start, blocks, count = (self.random.getrandbits(wide) for _ in range(3))
         sectors = self.random.random() < 0.5
         own, coarse = self.random.getrandbits(64), sectors and self.random.random() < 0.5
-        return Volume(start, blocks, own, count, sectors, coarse)
+        detached = self.random.random() < 0.5
+        return Volume(start, blocks, own, count, sectors, coarse, detached)
 
     def some_list(self) -> VolumeList:
         """A list of this array from before, with volumes of any number."""
@@ -112,6 +114,8 @@ class Bench(PageBench):
         place = {"array": array, "start": one.start, "blocks": one.blocks}
         name = {"own": one.own, "count": one.count}
         dut = self.dut
+        self.detached = self.detached & ~(1 << number) | one.detached << number
+        dut.detached.value = self.detached
         for port, layout, fields in (
             (dut.volume__data, VOLUME, {"valid": valid} | place),
             (
@@ -219,6 +223,7 @@ class Bench(PageBench):
                 facts.name.count,
                 bool(facts.sectors),
                 bool(facts.coarse),
+                bool(entry.detached),
             )
         # Of a drive that has gone some lists may have been seen before that, as the first ones.
         seen = [[], mine, mine[:1]] if gone is not None else [[]]

@@ -14,16 +14,22 @@ NUMBERS = count(1000)
 
 
 async def made(
-    card: SimulatedCard, lives: Lives, level: Level, ports: list[int], *, spans: int = 1
+    card: SimulatedCard,
+    lives: Lives,
+    level: Level,
+    ports: list[int],
+    *,
+    spans: int = 1,
+    tail: int = 0,
 ) -> Known:
-    """An array with a volume, full of data that is stored."""
+    """An array with a volume, full of data that is stored. ``tail`` blocks behind it are free."""
     array = Known(level=level, ports=ports, spans=spans)
     lives.arrays.append(array)
     array.number = await raid.create_array(card.nvme, level, ports, strip_kib=8, spans=spans)
     array.created = True
     (one,) = [one for one in await raid.arrays(card.nvme) if one.number == array.number]
-    array.blocks = one.blocks
-    array.namespace = (await lives.create_volume(card, array, 0, one.blocks)).namespace
+    array.blocks = one.blocks - tail
+    array.namespace = (await lives.create_volume(card, array, 0, array.blocks)).namespace
     address = card.transport.memory.allocate(BLOCK_BYTES)
     for block in range(array.blocks):
         card.transport.memory.write(address, contents(block, block + 1))

@@ -138,6 +138,8 @@ class BringUp(wiring.Component):
         One bit per volume. It is there.
     appeared
         One bit per volume, a pulse. It has been brought up.
+    appears_detached
+        While a volume is brought up: it is not attached.
     listed
         An array has all volumes that its drives list.
     spare
@@ -179,6 +181,7 @@ class BringUp(wiring.Component):
                 "held": In(1),
                 "exists": In(config.volumes),
                 "appeared": Out(config.volumes),
+                "appears_detached": Out(1),
                 "listed": Out(Pulse(listed(config))),
                 "spare": Out(Pulse(known_spare(config))),
                 "brought_up": Out(record()),
@@ -724,6 +727,7 @@ class BringUp(wiring.Component):
         entries, response = self.lists.entries, self.changes.response
         number = entries.payload.number
         free = Signal()
+        m.d.comb += self.appears_detached.eq(entries.payload.detached)
         m.d.comb += free.eq(
             (number < self._config.volumes)
             & ~self.exists.bit_select(number[: self._config.volume_bits], 1)

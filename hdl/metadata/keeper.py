@@ -111,7 +111,8 @@ class Keeper(wiring.Component):
     list (``listed``). Until then the host changes none of its volumes, which is refused as
     NO_ENTRY, and neither deletes the array nor migrates a member, which is refused as IN_USE. If
     nobody has stored the list after a change of a volume, that ends as DRIVE_UNAVAILABLE. Then it
-    is so until power goes, or until a later list has been stored.
+    is so until power goes, or until a later list has been stored. A volume that is attached or
+    detached is like one that has changed (``store``).
 
     With `Config.durable_marks` all members get the bitmap of the array before each round, so that
     none of them says that it is a member and has an old one. In it all is marked that stale members
@@ -131,6 +132,8 @@ class Keeper(wiring.Component):
     -----
     changes
         Changes of the tables.
+    store, stored
+        Those of `hdl.flow.attachments.Attachments`.
     table_changes
         These changes, for `hdl.array.tables.tables.ArrayTables`.
     brought_up
@@ -225,6 +228,8 @@ class Keeper(wiring.Component):
         super().__init__(
             {
                 "changes": In(Changes(config)),
+                "store": In(stream.Signature(config.volume_bits)),
+                "stored": Out(stream.Signature(1)),
                 "table_changes": Out(Changes(config)),
                 "brought_up": In(record()),
                 "span_read": Out(span_read()),
@@ -430,15 +435,16 @@ class Keeper(wiring.Component):
             | (keep.ongoing("FAIL") & ~self.fail.ready)
             | (keep.ongoing("WIPED") & ~self.wiped.ready)
         ) & (
-            (change.ongoing("PASS") & (~self.changes.request.valid | self.pauses))
+            (change.ongoing("PASS") & (~self._is_asked | self.pauses))
             | (self.table_changes.request.valid & ~self.table_changes.request.ready)
             | (change.ongoing("AWAIT") & ~self.table_changes.response.valid)
-            | (change.ongoing("HOLD") & ~self.rests)
+            | ((change.ongoing("HOLD") | change.ongoing("HOLD_LIST")) & ~self.rests)
             | (change.ongoing("NOTE") & self._is_overtaken)
             | (change.ongoing("ANSWER") & ~self.changes.response.ready)
+            | (change.ongoing("STORED") & ~self.stored.ready)
         )
         rests = keep.ongoing("REST") & change.ongoing("PASS") & (self.clean == self._was_clean)
-        has_work = self._has_work | self.wipe.valid | self.changes.request.valid
+        has_work = self._has_work | self.wipe.valid | self._is_asked
         m.d.comb += [
             self.yields.eq(rests & ~has_work & ~self.listed.valid),
             self.busy.eq(
@@ -468,7 +474,13 @@ class Keeper(wiring.Component):
             self._homes.write.address.eq(self._port),
             self._homes.write.data.role.eq(self._role),
             self._homes.write.data.array.eq(self._array),
-            self._owners.reads[0].address.eq(self.changes.request.payload.volume),
+            self._owners.reads[0].address.eq(
+                Mux(
+                    self.changes.request.valid,
+                    self.changes.request.payload.volume,
+                    self.store.payload,
+                )
+            ),
             self._owners.write.address.eq(self.changes.response.payload.index),
             self._owners.write.data.eq(self._changed),
             self._shape.geometry.eq(shape),
@@ -602,8 +614,13 @@ class Keeper(wiring.Component):
             self._relists.bit_select(array, 1).eq(1),
         ]
 
+    @property
+    def _is_asked(self) -> Value:
+        """There is a change, or a volume has been attached or detached."""
+        return self.changes.request.valid | self.store.valid
+
     def _pass_change(self, m: Module) -> None:
-        """The states PASS to ANSWER: a change is made, and what follows from it is written."""
+        """The states PASS to STORED: a change is made, and what follows from it is written."""
         request, response = self.changes.request, self.changes.response
         asked, told = self.table_changes.request, self.table_changes.response
         creates = self._opcode == ManageOpcode.CREATE_ARRAY
@@ -632,6 +649,8 @@ class Keeper(wiring.Component):
                 m.next = "AWAIT"
             with m.Elif(request.valid & ~passes & ~self.pauses):
                 m.next = "WEIGH"
+            with m.Elif(self.store.valid & ~request.valid & ~self.pauses):
+                m.next = "ASK_OWNER"
 
         with m.State("WEIGH"):
             deletes = request.payload.opcode == ManageOpcode.DELETE_VOLUME
@@ -683,6 +702,29 @@ class Keeper(wiring.Component):
                 m.next = "HOLD"
                 with m.If(done):
                     self._note_change(m)
+
+        # What is written of a volume is a level, which has changed already.
+        with m.State("ASK_OWNER"):
+            m.d.sync += [
+                self._opcode.eq(ManageOpcode.CREATE_VOLUME),
+                self._changed.eq(self._owners.reads[0].data),
+            ]
+            m.next = "RELIST"
+
+        with m.State("RELIST"):
+            with m.If(~(self._stores | self._starts_round)):
+                m.d.comb += self.store.ready.eq(1)
+                self._relist(m, self._changed)
+                m.next = "HOLD_LIST"
+
+        with m.State("HOLD_LIST"):
+            with m.If(self.rests):
+                m.next = "STORED"
+
+        with m.State("STORED"):
+            m.d.comb += [self.stored.valid.eq(1), self.stored.payload.eq(~self._unstored)]
+            with m.If(self.stored.ready):
+                m.next = "PASS"
 
         with m.State("HOLD"):
             with m.If(self.rests):

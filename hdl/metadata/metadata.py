@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, TIME_BITS, Config
 from hdl.flow.array_state import ArrayStatus
+from hdl.flow.attachments import Attachments
 from hdl.flow.drive_standing import drive_standing
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.flush_request import FlushRequest
@@ -68,6 +69,8 @@ class Metadata(wiring.Component):
         Volumes, and what is stored of them besides.
     appeared
         Bit a volume, a pulse: it has been brought up.
+    attachments
+        Volumes that are attached, to be stored.
     foreign
         Bit a port: its drive says that it belongs to an array, which is not there.
     standings
@@ -135,6 +138,7 @@ class Metadata(wiring.Component):
                 "volume_read": Out(volume_read(config)),
                 "facts_read": Out(volume_facts_read(config)),
                 "appeared": Out(config.volumes),
+                "attachments": In(Attachments(config)),
                 "foreign": Out(config.ports),
                 "standings": Out(drive_standing()).array(config.ports),
                 "shutdown": In(FlushRequest()),
@@ -222,10 +226,13 @@ class Metadata(wiring.Component):
             connect(m, superblocks.line_write, flipped(self.line_write))
         connect(m, superblocks.volume_read, flipped(self.volume_read))
         connect(m, superblocks.facts_read, flipped(self.facts_read))
+        connect(m, flipped(self.attachments).store, self._keeper.store)
+        connect(m, self._keeper.stored, flipped(self.attachments).stored)
         m.d.comb += [
             superblocks.present.eq(self.present),
             superblocks.first_line.eq(self.first_page),
             superblocks.identity.eq(self.card.identity),
+            superblocks.detached.eq(self.attachments.detached),
             self.shuns.eq(superblocks.shuns),
         ]
         for blocks, inner in zip(self.capacity, superblocks.capacity, strict=True):
@@ -273,6 +280,7 @@ class Metadata(wiring.Component):
             bring_up.held.eq(turns.held),
             bring_up.exists.eq(self.volume_exists),
             self.appeared.eq(bring_up.appeared),
+            self.attachments.appears_detached.eq(bring_up.appears_detached),
         ]
 
     def _connect_keeper(self, m: Module) -> None:

@@ -105,8 +105,8 @@ class Superblocks(wiring.Component):
     bitmaps, load, follow
         With `Config.durable_marks`: those of `hdl.metadata.bitmap_reader.BitmapReader`. None is
         asked for while a list is.
-    volume_read, facts_read
-        The volumes.
+    volume_read, facts_read, detached
+        The volumes, for `hdl.metadata.volume_list_writer.VolumeListWriter`.
     operation, finished, shuns
         Those of a `hdl.metadata.page_mover.PageMover`.
     line_read, line_write
@@ -137,6 +137,7 @@ class Superblocks(wiring.Component):
                 "follow": Out(Pulse(config.array_bits)),
                 "volume_read": Out(volume_read(config)),
                 "facts_read": Out(volume_facts_read(config)),
+                "detached": In(config.volumes),
                 "operation": Out(stream.Signature(operation(config))),
                 "finished": In(stream.Signature(finished(config))),
                 "shuns": Out(config.ports),
@@ -241,6 +242,7 @@ class Superblocks(wiring.Component):
             writer.set_uuid.eq(self.facts.set_uuid),
             writer.generation.eq(self.generation),
             writer.owner.eq(self.identity),
+            writer.detached.eq(self.detached),
             writer.edit.payload.port.eq(port),
             writer.edit.payload.array.eq(edit.array),
             writer.edit.payload.copy.eq(~self._newest.bit_select(port, 1)),

@@ -54,8 +54,9 @@ class EntryWord(IntEnum):
     """The words of an entry."""
 
     STATE = 0
-    """Bit 0: there is such a volume. Bit 1: `sectors`. Bit 2: `coarse`. Bits 15:8: bits 39:32 of
-    ``start``. Bits 23:16: those of ``blocks``. Bits 31:24: those of the name's count."""
+    """Bit 0: there is such a volume. Bit 1: `sectors`. Bit 2: `coarse`. Bit 3: ``detached``. Bits
+    15:8: bits 39:32 of ``start``. Bits 23:16: those of ``blocks``. Bits 31:24: those of the name's
+    count."""
     START = 1
     BLOCKS = 2
     COUNT = 3
@@ -68,13 +69,14 @@ HIGH_BITS = BLOCK_NUMBER_BITS - WORD_BITS
 
 def listed_volume() -> data.StructLayout:
     """An entry of a list: volume ``number`` has ``blocks`` blocks of its array from ``start`` on.
-    Only if it is ``valid``."""
+    It may be ``detached``. Only if it is ``valid``."""
     return data.StructLayout(
         {
             "valid": 1,
             "number": (MOST_VOLUMES - 1).bit_length(),
             "start": BLOCK_NUMBER_BITS,
             "blocks": BLOCK_NUMBER_BITS,
+            "detached": 1,
             "facts": volume_facts(),
         }
     )

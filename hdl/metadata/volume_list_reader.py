@@ -315,6 +315,7 @@ class VolumeListReader(wiring.Component):
             given.number.eq(self._entry),
             given.start.eq(Cat(words[EntryWord.START], state[8:16])),
             given.blocks.eq(Cat(words[EntryWord.BLOCKS], state[16:24])),
+            given.detached.eq(state[3]),
             facts.sectors.eq(state[1]),
             facts.coarse.eq(state[2]),
             facts.name.count.eq(Cat(words[EntryWord.COUNT], state[24:32])),

@@ -56,6 +56,8 @@ class VolumeListWriter(wiring.Component):
         How that ended.
     volume_read, facts_read
         The volumes.
+    detached
+        Bit a volume: it is not attached.
     page_line
         A level. A line that nobody else uses.
     words
@@ -77,6 +79,7 @@ class VolumeListWriter(wiring.Component):
                 "done": Out(stream.Signature(DriveStatus)),
                 "volume_read": Out(volume_read(config)),
                 "facts_read": Out(volume_facts_read(config)),
+                "detached": In(config.volumes),
                 "page_line": In(config.line_bits),
                 "words": Out(stream.Signature(PageWord)),
                 "move": Out(stream.Signature(page_move(config))),
@@ -86,6 +89,7 @@ class VolumeListWriter(wiring.Component):
         )
         self._edit = Signal(list_edit(config))
         self._number = Signal(NUMBER_BITS)
+        self._entry = Signal(config.volume_bits)
         self._word = Signal(WORD_BITS)
         self._volume = Signal(volume(config))
         self._facts = Signal(volume_facts())
@@ -179,7 +183,11 @@ class VolumeListWriter(wiring.Component):
         number = self._number
         within = ENTRY_WORDS.bit_length() - 1
         entry = number[within:] - ListWord.ENTRIES // ENTRY_WORDS
-        m.d.comb += [self.volume_read.address.eq(entry), self.facts_read.address.eq(entry)]
+        m.d.comb += [
+            self._entry.eq(entry),
+            self.volume_read.address.eq(entry),
+            self.facts_read.address.eq(entry),
+        ]
         header = {ListWord.MAGIC: MAGIC, ListWord.VERSION: VERSION}
         for place in range(4):
             header[ListWord.SET_UUID + place] = self.set_uuid.word_select(place, WORD_BITS)
@@ -210,7 +218,8 @@ class VolumeListWriter(wiring.Component):
         high = slice(WORD_BITS, None)
         assert len(volume.start[high]) == len(volume.blocks[high]) == HIGH_BITS
         assert COUNT_BITS - WORD_BITS == HIGH_BITS
-        state = Cat(Const(1, 1), facts.sectors, facts.coarse, Const(0, 5))
+        detached = self.detached.bit_select(self._entry, 1)
+        state = Cat(Const(1, 1), facts.sectors, facts.coarse, detached, Const(0, 4))
         entry = {
             EntryWord.STATE: Cat(state, volume.start[high], volume.blocks[high], name.count[high]),
             EntryWord.START: volume.start[:WORD_BITS],

@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import TIME_BITS, Config
 from hdl.flow.array_state import ArrayStatus
+from hdl.flow.attachments import Attachments
 from hdl.flow.drive_standing import drive_standing
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.flush_request import HostFlushes
@@ -109,10 +110,12 @@ class NvmeFrontEnd(wiring.Component):
     unready
         The arrays are not there yet. CSTS.RDY waits for them.
     made
-        Changes to the tables, also those that the host does not make. This and the next three are
+        Changes to the tables, also those that the host does not make. This and the next four are
         only used with `Config.metadata`.
     appeared
         Bit a volume, a pulse: it was brought up.
+    attachments
+        Volumes that are attached, to be stored.
     facts_read
         The facts of volumes, to be stored.
     drive_foreign, drive_spare
@@ -161,6 +164,7 @@ class NvmeFrontEnd(wiring.Component):
                 "unready": In(1),
                 "made": In(MadeChange(config)),
                 "appeared": In(config.volumes),
+                "attachments": Out(Attachments(config)),
                 "facts_read": In(volume_facts_read(config)),
                 "drive_foreign": In(config.ports),
                 "drive_spare": In(config.ports),
@@ -565,9 +569,11 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, pages.report, flipped(self.report))
         connect(m, admin.namespaces, pages.namespaces)
         connect(m, admin.probe, pages.probe)
+        connect(m, admin.attachments, flipped(self.attachments))
         m.d.comb += [
             admin.sources.news.eq(self.arrays.news),
             admin.appeared.eq(self.appeared),
+            admin.exists.eq(self.volumes.exists),
             pages.drive_foreign.eq(self.drive_foreign),
             pages.drive_spare.eq(self.drive_spare),
             *(

@@ -21,7 +21,8 @@ _TAIL = PAGE_BYTES - _HEAD.size - MOST_VOLUMES * _ENTRY.size - 4
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume of an array: its blocks, what its NGUID is made of, and its format."""
+    """A volume of an array: its blocks, what its NGUID is made of, its format, and whether it is
+    attached."""
 
     start: int
     blocks: int
@@ -29,6 +30,7 @@ class Volume:
     count: int
     sectors: bool = False
     coarse: bool = False
+    detached: bool = False
 
 
 class RefusedListError(Exception):
@@ -57,7 +59,7 @@ class VolumeList:
         if volume is None:
             return bytes(_ENTRY.size)
         wide = (volume.start, volume.blocks, volume.count)
-        state = 1 | volume.sectors << 1 | volume.coarse << 2
+        state = 1 | volume.sectors << 1 | volume.coarse << 2 | volume.detached << 3
         low, high = [one & 0xFFFF_FFFF for one in wide], [one >> 32 for one in wide]
         return _ENTRY.pack(state, *high, *low, volume.own)
 
@@ -80,9 +82,8 @@ class VolumeList:
                     low | high << 32
                     for high, low in zip(halves[:3], halves[3:], strict=True)
                 )
-                volumes[number] = Volume(
-                    start, blocks, own, count, bool(state & 2), bool(state & 4)
-                )
+                flags = (bool(state >> bit & 1) for bit in (1, 2, 3))
+                volumes[number] = Volume(start, blocks, own, count, *flags)
         return cls(set_uuid, generation, owner, volumes)
 
 

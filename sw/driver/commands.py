@@ -32,6 +32,7 @@ class Admin(IntEnum):
     SET_FEATURES = 0x09
     GET_FEATURES = 0x0A
     ASYNC_EVENT = 0x0C
+    NAMESPACE_ATTACHMENT = 0x15
 
 
 class Io(IntEnum):

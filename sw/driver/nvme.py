@@ -1,6 +1,8 @@
 """NVMe host driver: brings a controller up, creates queues, reads and writes namespaces."""
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from hdl.config import SECTOR_BYTES
 from sw.driver.commands import (
@@ -31,6 +33,10 @@ TIMEOUT_UNIT_NS = 500_000_000
 CC_ENABLE = 1 | (6 << 16) | (4 << 20)
 """EN, 64-byte submission and 16-byte completion entries (NVMe 1.4 section 3.1.5)."""
 CC_NORMAL, CC_ABRUPT = 1 << 14, 2 << 14
+ACTIVE_LIST, ALLOCATED_LIST = 0x02, 0x10
+"""CNS of lists of namespaces (NVMe 1.4 section 5.15.1)."""
+CONTROLLER_LIST = struct.pack("<HH", 1, 0).ljust(IDENTIFY_BYTES, b"\0")
+"""One controller, whose identifier is 0 (NVMe 1.4 section 4.9)."""
 CSTS_READY = 1
 CSTS_FATAL = 2
 CSTS_SHUTDOWN, CSTS_SHUT_DOWN = 3 << 2, 2 << 2
@@ -137,11 +143,17 @@ class Nvme:
 
     async def admin_page(self, command: Command, what: str = "admin command") -> bytes:
         """Runs an admin command that returns one 4096-byte page."""
-        queue, memory = self._admin_queue(), self.transport.memory
-        page = self._pages.pop() if self._pages else memory.allocate(IDENTIFY_BYTES)
-        try:
+        queue = self._admin_queue()
+        with self._page() as page:
             self._check(what, await queue.transfer(command, page, IDENTIFY_BYTES))
-            return memory.read(page, IDENTIFY_BYTES)
+            return self.transport.memory.read(page, IDENTIFY_BYTES)
+
+    @contextmanager
+    def _page(self) -> Iterator[int]:
+        """A page of host memory for a while."""
+        page = self._pages.pop() if self._pages else self.transport.memory.allocate(IDENTIFY_BYTES)
+        try:
+            yield page
         finally:
             self._pages.append(page)
 
@@ -153,6 +165,22 @@ class Nvme:
     async def namespace(self, namespace: int) -> IdentifyNamespace:
         """Size and block size of a namespace."""
         return IdentifyNamespace.unpack(await self.identify(0, namespace))
+
+    async def namespaces(self, *, allocated: bool = False) -> list[int]:
+        """The namespaces that are attached, or all that there are (``allocated``)."""
+        page = await self.identify(ALLOCATED_LIST if allocated else ACTIVE_LIST)
+        return [one for one in struct.unpack(f"<{IDENTIFY_BYTES // 4}I", page) if one]
+
+    async def attach(self, namespace: int, *, detach: bool = False) -> None:
+        """Attaches a namespace, or detaches it (NVMe 1.4 section 5.19).
+
+        One that is detached keeps its data, and takes no commands.
+        """
+        command = Command(Admin.NAMESPACE_ATTACHMENT, namespace, dwords=(int(detach),))
+        what = f"{'detach' if detach else 'attach'} namespace {namespace}"
+        with self._page() as page:
+            self.transport.memory.write(page, CONTROLLER_LIST)
+            self._check(what, await self._admin_queue().transfer(command, page, IDENTIFY_BYTES))
 
     async def read(
         self,

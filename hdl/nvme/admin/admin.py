@@ -5,6 +5,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import DWORDS_PER_BLOCK, Config
+from hdl.flow.attachments import Attachments
 from hdl.flow.flush_request import FlushRequest
 from hdl.flow.manage import Changes
 from hdl.nvme.admin.events import LOGS as EVENT_LOGS
@@ -69,8 +70,10 @@ class Admin(wiring.Component):
         Asynchronous Event Requests that end.
     sources
         What may be an event, besides namespaces that change.
-    appeared
-        Bit a volume, a pulse: it was brought up.
+    appeared, exists
+        Bit a volume, a pulse: it was brought up; a level: it is there.
+    attachments
+        Volumes that are attached, to be stored.
     namespaces
         Which are not attached, and which have changed.
     probe
@@ -119,6 +122,8 @@ class Admin(wiring.Component):
                 "reports": Out(Reports()),
                 "sources": In(EventSources()),
                 "appeared": In(config.volumes),
+                "exists": In(config.volumes),
+                "attachments": Out(Attachments(config)),
                 "namespaces": Out(NamespaceStates(config)),
                 "probe": Out(VolumeProbe(config)),
                 "parameter_read": Out(ParameterRead(config)),
@@ -229,6 +234,7 @@ class Admin(wiring.Component):
         connect(m, manage.table_changes, flipped(self.table_changes))
         connect(m, namespaces.parameter_read, flipped(self.parameter_read))
         connect(m, namespaces.probe, flipped(self.probe))
+        connect(m, namespaces.attachments, flipped(self.attachments))
         m.d.comb += [
             manage.entry.eq(command),
             namespaces.nsid.eq(command.nsid),
@@ -237,7 +243,8 @@ class Admin(wiring.Component):
             namespaces.created.eq(manage.created),
             namespaces.created_volume.eq(manage.volume),
             namespaces.appeared.eq(self.appeared),
-            self.namespaces.detached.eq(namespaces.detached),
+            namespaces.exists.eq(self.exists),
+            self.namespaces.detached.eq(namespaces.attachments.detached),
         ]
 
     def _describe_command(self, m: Module) -> None:

@@ -5,6 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
+from hdl.flow.attachments import Attachments
 from hdl.flow.host_memory import Kind, inbox_dwords
 from hdl.nvme.codes import STATUS_BITS, StatusCode, status_field
 from hdl.nvme.records import ParameterRead, assign
@@ -48,7 +49,8 @@ class NamespaceStates(wiring.Signature):
 
 
 class Namespaces(wiring.Component):
-    """Attaches and detaches volumes. A volume that is created is attached.
+    """Attaches and detaches volumes. A volume that is created is attached. One that is brought up
+    is as it was. With `Config.metadata` a command ends once the drives say what it has changed.
 
     Parameters
     ----------
@@ -74,11 +76,13 @@ class Namespaces(wiring.Component):
     created_volume
         The volume.
     appeared
-        Bit a volume, a pulse: it was brought up, and so is attached.
+        Bit a volume, a pulse: it was brought up.
+    exists
+        Bit a volume: it is there.
     probe
         Whether the volume exists.
-    detached
-        Bit a volume: it is not attached.
+    attachments
+        Which volumes are not attached, to be stored with `Config.metadata`.
     changed
         A pulse: ``volume`` has been attached or detached.
     volume
@@ -92,7 +96,8 @@ class Namespaces(wiring.Component):
 
     Errors: Invalid Namespace for an NSID that cannot be. Invalid Field for one without a volume,
     for FFFFFFFFh and for another selection. Invalid PRP Offset. Data Transfer Error. Controller
-    List Invalid for any list but that of controller 0. Already Attached, and Not Attached.
+    List Invalid for any list but that of controller 0. Already Attached, and Not Attached. Drive
+    Unavailable if it is done, and no drive says so.
     """
 
     def __init__(self, *, config: Config):
@@ -108,8 +113,9 @@ class Namespaces(wiring.Component):
                 "created": In(1),
                 "created_volume": In(config.volume_bits),
                 "appeared": In(config.volumes),
+                "exists": In(config.volumes),
                 "probe": Out(VolumeProbe(config)),
-                "detached": Out(config.volumes),
+                "attachments": Out(Attachments(config)),
                 "changed": Out(1),
                 "volume": Out(config.volume_bits),
                 "parameter_read": Out(ParameterRead(config)),
@@ -117,7 +123,8 @@ class Namespaces(wiring.Component):
             }
         )
 
-        self._detached = self.detached.bit_select(self.volume, 1)
+        self._all_detached = self.attachments.detached
+        self._detached = self._all_detached.bit_select(self.volume, 1)
         self._detaches = self.select == DETACH
         self._failed = Signal()
 
@@ -137,7 +144,7 @@ class Namespaces(wiring.Component):
             ),
         ]
         with m.If(self.created):
-            m.d.sync += self.detached.bit_select(self.created_volume, 1).eq(0)
+            m.d.sync += self._all_detached.bit_select(self.created_volume, 1).eq(0)
         with m.FSM(name="attach") as fsm:
             self._check(m)
             self._read_list(m)
@@ -146,11 +153,19 @@ class Namespaces(wiring.Component):
                 (fsm.ongoing("WAIT") & ~self.start)
                 | (self.parameter_read.request.valid & ~self.parameter_read.request.ready)
                 | (fsm.ongoing("LISTEN") & ~self.parameter_read.done)
+                | (self.attachments.store.valid & ~self.attachments.store.ready)
+                | (self.attachments.stored.ready & ~self.attachments.stored.valid)
             )
             m.d.comb += self.busy.eq(~waits | self.created | self.appeared.any())
+        # The list of an array is written before the host is told of a new volume. So the bit of one
+        # that is gone is 0.
         if self._config.metadata:
-            for bit, appeared in zip(self.detached, self.appeared, strict=True):
+            for bit, appeared, exists in zip(
+                self._all_detached, self.appeared, self.exists, strict=True
+            ):
                 with m.If(appeared):
+                    m.d.sync += bit.eq(self.attachments.appears_detached)
+                with m.Elif(~exists):
                     m.d.sync += bit.eq(0)
         return m
 
@@ -212,12 +227,28 @@ class Namespaces(wiring.Component):
             m.next = "CHANGE"
 
     def _change(self, m: Module) -> None:
-        """The states CHANGE, in which the volume is attached or detached, and ANSWER."""
+        """The states CHANGE, in which the volume is attached or detached, to ANSWER."""
+        stores = self._config.metadata
+        store, stored = self.attachments.store, self.attachments.stored
+        m.d.comb += store.payload.eq(self.volume)
         with m.State("CHANGE"):
+            m.next = "ANSWER"
             with m.If(self.status == 0):
                 m.d.comb += self.changed.eq(1)
                 m.d.sync += self._detached.eq(self._detaches)
-            m.next = "ANSWER"
+                m.next = "STORE" if stores else "ANSWER"
+
+        if stores:
+            with m.State("STORE"):
+                m.d.comb += store.valid.eq(1)
+                with m.If(store.ready):
+                    m.next = "STORED"
+
+            with m.State("STORED"):
+                m.d.comb += stored.ready.eq(1)
+                with m.If(stored.valid):
+                    self._judge(m, ((~stored.payload, StatusCode.DRIVE_UNAVAILABLE),))
+                    m.next = "ANSWER"
 
         with m.State("ANSWER"):
             m.d.comb += self.done.eq(1)
