@@ -2,7 +2,9 @@
 after an array has failed."""
 
 import os
+from collections import Counter
 from functools import partial
+from itertools import count
 
 import pytest
 from amaranth.hdl import Module, Signal
@@ -13,8 +15,10 @@ from hdl.config import BLOCK_BYTES
 from hdl.controller import Controller
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
+from hdl.flow.host_command import Status
 from hdl.flow.walk import WalkKind
 from hdl.metadata.keeper import Keeper
+from hdl.metadata.withheld import Withheld
 from powercut.lives import CONFIG, POLL_NS, Known, Lives, contents
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
@@ -28,6 +32,10 @@ BEGUN_NS = 20_000
 """By then the superblocks are on their way."""
 IDLE_NS = 3 * CONFIG.marks_idle_us * 1000
 """After that an array that nobody writes is clean."""
+SOON_NS = 5_000
+"""How soon power goes after a write has ended well."""
+WRITTEN = 5
+"""Blocks that the host writes at the same time."""
 SLOWEST, FASTEST = 1, 100
 """Rates of jobs in percent."""
 
@@ -181,6 +189,132 @@ def test_copies_that_went_one_after_the_other():
 
     with lives.power() as card:
         card.run(life(card))
+
+
+class Salvaged:
+    """A mirror fails as one of its drives is being rebuilt, and is salvaged. Meanwhile the host
+    writes, and at some time power goes.
+
+    ``stored`` is the number that each block holds for sure, ``begun`` are those that it may hold
+    instead.
+    """
+
+    def __init__(self, lives: Lives):
+        self.lives = lives
+        self.numbers = count(100)
+        self.stored: dict[int, int] = {}
+        self.begun: dict[int, set[int]] = {}
+        self.failed, self.again = False, 0
+        self.seen: Counter = Counter()
+
+    async def begin(self, card: SimulatedCard) -> None:
+        """The mirror."""
+        await card.nvme.start()
+        await job_ends(card, await made(card, self.lives, Level.RAID1, [0, 1]))
+        await self.lives.shut_down(card)
+
+    async def write(self, card: SimulatedCard, block: int) -> None:
+        """The host writes a block again and again."""
+        (array,) = self.lives.arrays
+        while True:
+            number = next(self.numbers)
+            self.begun.setdefault(block, set()).add(number)
+            try:
+                await put(card, array, block, number)
+                self.stored[block], self.begun[block] = number, set()
+                self.again += self.failed
+                self.seen["again" if self.failed else "before"] += 1
+            except NvmeError as error:
+                if error.status != WRITE_FAULT:
+                    raise
+                self.seen["refused"] += 1
+
+    async def life(self, card: SimulatedCard) -> None:
+        """What happens until power goes."""
+        chosen = self.lives.random
+        self.stored, self.begun = {}, {}
+        self.failed, self.again = False, 0
+        await card.nvme.start()
+        (array,) = self.lives.arrays
+        (one,) = await raid.arrays(card.nvme)
+        array.number = one.number
+        await background.set_rate(card.nvme, SLOWEST)
+        card.harness.remove(0)
+        await card.transport.sleep(20 * POLL_NS)
+        card.harness.insert(0)
+        await background.replace_member(card.nvme, array.number, 0, 0)
+        for block in range(WRITTEN):
+            card.transport.spawn(self.write(card, block))
+        await card.transport.sleep(chosen.uniform(0, BEGUN_NS))
+        card.harness.remove(1)
+        card.transport.spawn(self.salvage(card, chosen.uniform(0, SLOW_NS)))
+        if chosen.random() < 0.5:
+            await card.transport.sleep(chosen.uniform(0, 3 * SLOW_NS))
+        else:
+            while not self.again:
+                await card.transport.sleep(100)
+            await card.transport.sleep(chosen.uniform(0, SOON_NS))
+
+    async def salvage(self, card: SimulatedCard, later: float) -> None:
+        """The array is salvaged, if it has failed."""
+        await card.transport.sleep(later)
+        (array,) = self.lives.arrays
+        (one,) = await raid.arrays(card.nvme)
+        self.failed = True
+        if one.state == ArrayState.FAILED:
+            self.seen["failed"] += 1
+            await background.set_rate(card.nvme, FASTEST)
+            await job_ends(card, array)
+            await background.start_job(card.nvme, array.number, WalkKind.SALVAGE)
+            await job_ends(card, array)
+
+    async def back(self, card: SimulatedCard) -> None:
+        """What was acknowledged is there."""
+        await card.nvme.start()
+        (array,) = self.lives.arrays
+        (one,) = await raid.arrays(card.nvme)
+        self.seen["drives that are too old"] += one.members[1].failed
+        for block, number in self.stored.items():
+            page = await got(card, array, block)
+            allowed = {number, *self.begun.get(block, ())}
+            assert page in [contents(block, one) for one in allowed], (block, page[:16], allowed)
+
+
+def cuts_after_salvage(lives: Lives, cuts: int) -> Counter:
+    """Lets power go so often. Returns what has been seen."""
+    salvaged = Salvaged(lives)
+    with lives.power() as card:
+        card.run(salvaged.begin(card))
+    for _ in lives.branches(cuts):
+        for life in (salvaged.life, salvaged.back):
+            with lives.power() as card:
+                card.run(life(card))
+    print(dict(salvaged.seen))
+    return salvaged.seen
+
+
+@pytest.mark.slow
+def test_power_goes_after_salvage():
+    """What is acknowledged before and after an array has failed is there when power comes."""
+    seen = cuts_after_salvage(Lives(SEED), 20)
+    for what in ("failed", "refused", "again", "drives that are too old"):
+        assert seen[what], seen
+
+
+class TellsOfSuccess(Withheld):
+    """A planted bug: the host is told that writes have ended well which nobody has stored."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self.told.payload.status.eq(Status.SUCCESS)
+        return m
+
+
+@pytest.mark.slow
+def test_writes_that_are_lost_in_a_salvage_are_found(monkeypatch):
+    monkeypatch.setattr("hdl.core.Withheld", TellsOfSuccess)
+    with pytest.raises((AssertionError, NvmeError)):
+        cuts_after_salvage(Lives(SEED, component=partial(Controller, config=CONFIG)), 20)
 
 
 class WithholdsAll(Keeper):
