@@ -332,11 +332,13 @@ class Lives:
             for port in [port for port in self._spares if not any(self.page(port))]:
                 del self._spares[port]
                 self.seen["spares that were neither"] += 1
+        away: set[int] = set()  # spares that may be members of an array that is not there
         for array in list(self.arrays):
             match = [one for one in found if self._is(array, one)]
             assert len(match) <= 1, (array, match)
             if not match or array.erased:
                 assert not match, f"{array} has been deleted, and is there"
+                away |= array.others
                 self._miss(array)
                 continue
             one = match[0]
@@ -360,13 +362,13 @@ class Lives:
             if not array.namespace:
                 await self._divide(card, array, one.blocks)
         assert not found, f"nobody has made {found}"
-        await self._look_at_spares(card)
+        await self._look_at_spares(card, away)
         for array in self.arrays:
             await self._settle(card, array)
 
-    async def _look_at_spares(self, card: SimulatedCard) -> None:
-        """Spares are spares, unless they have become members or their array is not there. Drives
-        that are none any more are none."""
+    async def _look_at_spares(self, card: SimulatedCard, away: set[int]) -> None:
+        """Spares are spares, unless they have become members, perhaps of an array that is not there
+        (``away``), or theirs is not there. Drives that are none any more are none."""
         before = [*self._spares]
         drives = await raid.drives(card.nvme)
         for _ in range(STEPS_IN):
@@ -378,7 +380,9 @@ class Lives:
         for port, array in self._spares.items():
             one = drives[port]
             if array is None or array in self.arrays:
-                assert one.spare or one.array is not None, f"{one} is no spare"
+                left_out = one.foreign and port in away
+                assert one.spare or one.array is not None or left_out, f"{one} is no spare"
+                self.seen["spares that were members of what is not there"] += left_out
                 self.seen["spares that were there"] += one.spare
         for port in self._ordinary:
             assert not drives[port].spare, f"{drives[port]} is a spare"
@@ -555,7 +559,8 @@ class Lives:
         failed = [role for role, member in enumerate(one.members) if member.failed]
         # Once it has FAILED nobody is asked any more.
         enough = failed == roles or (failed and one.state is ArrayState.FAILED)
-        assert enough and {*failed} <= {*roles}, f"{roles} refused, {failed} have failed: {one}"
+        fits = enough and {*failed} <= {*roles}
+        assert fits, f"{roles} refused, {failed} have failed: {one}"
         for role in roles:
             card.harness.accept_writes(ports[role], SUPERBLOCK)
         await self.delete(card, array)
