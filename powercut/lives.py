@@ -528,7 +528,8 @@ class Lives:
             level = choose.choice(levels)
             most = min(MOST.get(level, len(free)), len(free))
             ports = sorted(choose.sample(free, choose.randint(LEVELS[level], most)))
-            array = Known(level=level, ports=ports)
+            helpers = {port for port, of in self._spares.items() if of is None}
+            array = Known(level=level, ports=ports, others=helpers)
             room = level is Level.RAID5 and len(free) >= TWO_SPANS
             if room and choose.random() < FEW["spans"]:
                 array.spans, array.ports = 2, sorted(choose.sample(free, TWO_SPANS))
