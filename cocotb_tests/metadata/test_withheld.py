@@ -21,7 +21,7 @@ CONFIG = Config(
     ports=8, lines=256, commands=16, rows=32, arrays=4, volumes=8, transfer_blocks=8, metadata=True
 )
 COMMAND, VOLUME = command(CONFIG), volume(CONFIG)
-CYCLES = 12_000
+CYCLES = 24_000
 
 
 class Bench:
@@ -37,6 +37,10 @@ class Bench:
         self.of: dict[int, tuple[HostOpcode, int]] = {}
         self.waiting: dict[int, Status] = {}
         """Completions that the host has not been told, by slot."""
+        self.lost: set[int] = set()
+        """Those of an array that was forsaken while they waited."""
+        self.perhaps: set[int] = set()
+        """Those that have come right after their array was forsaken."""
         self.since: dict[int, int] = {}
         """For each of them: since when it may be told."""
         self.patience = round((6 * CONFIG.commands + 20) / active**2)
@@ -49,6 +53,8 @@ class Bench:
         self.seen: Counter = Counter()
         self.cycle = 1
         self.taken = 0
+        self.came: set[int] = set()
+        """Slots of completions that have come, and have not been offered."""
         self.offers: list[tuple[int, Status]] = []
         self.told_of: list[tuple[int, Status]] = []
         TableServer(dut, "volume_read", lambda number: pack(VOLUME, array=self.arrays[number]))
@@ -73,6 +79,13 @@ class Bench:
         counts = opcode != HostOpcode.READ and told == Status.SUCCESS
         lately = self.forsaken.lately(array)
         allowed = {Status.WRITE_FAULT if counts and forsaken else told for forsaken in lately}
+        if counts and slot in self.lost:
+            allowed = {Status.WRITE_FAULT}
+            self.seen["writes that waited"] += not any(lately)
+        elif counts and slot in self.perhaps:
+            allowed.add(Status.WRITE_FAULT)
+        elif counts:
+            self.seen["writes that end well again"] += array in self.forsaken.last
         assert status in allowed, f"{opcode} of {array} ends with {status}, not {allowed}"
         self.seen["told"] += 1
         self.seen["writes that must not end well"] += counts and all(lately)
@@ -86,6 +99,8 @@ class Bench:
         """The host takes what it is offered."""
         for known in self.waiting, self.since, self.of:
             del known[slot]
+        self.lost.discard(slot)
+        self.perhaps.discard(slot)
         self.taken += 1
         self.free.append(slot)
 
@@ -118,16 +133,27 @@ class Bench:
             if choose.random() < 0.003:
                 self.quiet = not self.quiet
             for levels, port in (self.held, dut.holds), (self.forsaken, dut.forsaken):
-                port.value = levels.step(quiet=self.quiet)
+                port.value = levels.step(self.cycle, quiet=self.quiet)
             for slot in self.since:
                 if self.held.now >> self.of[slot][1] & 1:
                     self.since[slot] = self.cycle
             await RisingEdge(dut.clk)
+            # What is offered as an array is forsaken has been judged before.
+            lost = [slot for slot in self.came if self.forsaken.now >> self.of[slot][1] & 1]
             valid = sample(dut.told__valid)
             offered = completion(CONFIG).from_bits(sample(dut.told__payload))
             if valid and not was_valid:
                 self.offers.append((offered.slot, Status(offered.status)))
                 self._offer(*self.offers[-1])
+                self.came.discard(offered.slot)
+            self.lost |= self.came & {*lost}
+            if sample(dut.ended__valid):
+                slot = completion(CONFIG).from_bits(sample(dut.ended__payload)).slot
+                if slot in self.waiting and slot != (offered.slot if valid else None):
+                    self.came.add(slot)
+                    since = self.cycle - self.forsaken.last.get(self.of[slot][1], -self.patience)
+                    if since < self.patience:
+                        self.perhaps.add(slot)
             self._check_pace(valid)
             was_valid = valid and not sample(dut.told__ready)
             if valid and not was_valid:
@@ -154,14 +180,18 @@ class Levels:
     def __init__(self, random: random.Random):
         self.random = random
         self.now = self.before = 0
+        self.last: dict[int, int] = {}
+        """By array: the last cycle in which it was on."""
 
-    def step(self, *, quiet: bool) -> int:
-        """What they are in the next cycle. While it is ``quiet`` none begins."""
+    def step(self, cycle: int, *, quiet: bool) -> int:
+        """What they are in ``cycle``. While it is ``quiet`` none begins."""
         self.before = self.now
         for array in range(CONFIG.arrays):
             on = self.now >> array & 1
             if (on or not quiet) and self.random.random() < 0.01:
                 self.now ^= 1 << array
+            if self.now >> array & 1:
+                self.last[array] = cycle
         return self.now
 
     def lately(self, array: int) -> tuple[bool, bool]:
@@ -169,7 +199,7 @@ class Levels:
         return bool(self.before >> array & 1), bool(self.now >> array & 1)
 
 
-@cocotb.test(timeout_time=1, timeout_unit="ms")
+@cocotb.test(timeout_time=2, timeout_unit="ms")
 @cocotb.parametrize(active=[1.0, 0.3])
 async def tells_what_may_be_told(dut, active):
     for port in dut.holds, dut.forsaken, dut.begun__valid:
@@ -190,8 +220,10 @@ async def tells_what_may_be_told(dut, active):
         "reads of forsaken arrays",
         "passed the others",
         "passed at once",
+        "writes that waited",
     ):
         assert bench.seen[what] > 5, bench.seen
+    assert bench.seen["writes that end well again"] or active < 1, bench.seen
     bench.watch.check()
 
 
@@ -218,6 +250,23 @@ class LooksOnce(Withheld):
 
     def _count_again(self, m):
         pass
+
+
+class ForgetsWhatWaits(Withheld):
+    """A planted bug: what waits while an array is forsaken is looked at later."""
+
+    @property
+    def _begins(self):
+        return Const(0)
+
+
+class EndsTooSoon(Withheld):
+    """A planted bug: what is looked at when the array is forsaken no more ends well."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.sync += self._failed_before.eq(self.forsaken)
+        return m
 
 
 class TellsOfSuccess(Withheld):
@@ -262,7 +311,16 @@ def test_withheld():
     run(Withheld(config=CONFIG), "withheld")
 
 
-SLOW = (TellsAtOnce, HoldsAll, LooksOnce, ForsakesOne, NeverPasses, TakesBack)
+SLOW = (
+    TellsAtOnce,
+    HoldsAll,
+    LooksOnce,
+    ForsakesOne,
+    NeverPasses,
+    TakesBack,
+    ForgetsWhatWaits,
+    EndsTooSoon,
+)
 
 
 @pytest.mark.parametrize(

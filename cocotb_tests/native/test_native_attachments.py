@@ -106,6 +106,60 @@ def test_nobody_stores_it():
             card.run(one(card))
 
 
+def test_an_array_that_has_failed():
+    """Nothing is written to its drives, so the host is told that it is not stored."""
+    lives = Lives(SEED)
+
+    async def life(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID5, [0, 1, 2], tail=TAIL)
+        await job_ends(card, array)
+        number = (await lives.create_volume(card, array, array.blocks, TAIL)).namespace
+        for port in (0, 1):
+            card.harness.remove(port)
+            await card.transport.sleep(20 * POLL_NS)
+        with pytest.raises(NvmeError) as caught:
+            await card.nvme.attach(number, detach=True)
+        assert caught.value.status == DRIVE_UNAVAILABLE
+        assert await card.nvme.namespaces() == [1]
+
+    async def back(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        assert len(await card.nvme.namespaces()) == 2
+
+    for one in (life, back):
+        with lives.power() as card:
+            card.run(one(card))
+
+
+def test_an_array_that_comes_later():
+    """Its detached volume is never attached, and what the host does with it then is so."""
+    lives = Lives(SEED)
+
+    async def life(card: SimulatedCard) -> None:
+        await card.nvme.attach(await begun(card, lives), detach=True)
+
+    async def later(card: SimulatedCard) -> None:
+        for port in (0, 1):
+            card.harness.remove(port)
+        await card.nvme.start()
+        assert await card.nvme.namespaces(allocated=True) == []
+        for port in (0, 1):
+            card.harness.insert(port)
+        while len(await card.nvme.namespaces(allocated=True)) < 2:
+            assert await card.nvme.namespaces() in ([], [1])
+        await card.nvme.attach(2)
+        assert await card.nvme.namespaces() == [1, 2]
+
+    async def back(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        assert await card.nvme.namespaces() == [1, 2]
+
+    for one in (life, later, back):
+        with lives.power() as card:
+            card.run(one(card))
+
+
 class WritesNoList(Keeper):
     """A planted bug: the lists stay as they are."""
 

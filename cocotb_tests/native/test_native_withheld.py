@@ -26,6 +26,8 @@ from sw.driver.commands import NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
 WRITE_FAULT = 0x280
+HANGS_NS = 2_800_000
+"""How long a drive hangs at most that is not given up."""
 SLOW_NS = 200_000
 """How much longer a drive takes for a superblock."""
 BEGUN_NS = 20_000
@@ -186,6 +188,72 @@ def test_copies_that_went_one_after_the_other():
         while not told:
             await card.transport.sleep(POLL_NS)
         assert told == [WRITE_FAULT], told
+
+    with lives.power() as card:
+        card.run(life(card))
+
+
+def test_writes_that_wait_over_a_salvage():
+    """The card is busy with a drive of a mirror as another array loses a drive, fails, and is
+    salvaged. Its writes have waited all the time. None is told to be stored that is not there."""
+    lives = Lives(SEED)
+    told: dict[int, int] = {}
+    blocks = range(12)
+
+    async def life(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID6, [0, 1, 2, 3])
+        other = await made(card, lives, Level.RAID1, [4, 5])
+        for one in (array, other):
+            await job_ends(card, one)
+
+        async def writes(block: int) -> None:
+            try:
+                await put(card, array, block, 500 + block)
+                told[block] = 0
+            except NvmeError as error:
+                told[block] = error.status
+
+        async def uses() -> None:
+            try:
+                while True:
+                    await put(card, array, array.blocks - 1, 9)
+            except NvmeError as error:
+                if error.status != WRITE_FAULT:
+                    raise
+
+        await background.set_rate(card.nvme, SLOWEST)
+        card.transport.spawn(uses())
+        card.harness.remove(0)
+        await card.transport.sleep(20 * POLL_NS)
+        card.harness.insert(0)
+        await background.replace_member(card.nvme, array.number, 0, 0)
+        before = card.harness.drive_statistics(5)["writes"]
+        card.harness.remove(4)
+        while card.harness.drive_statistics(5)["writes"] == before:
+            await card.transport.sleep(100)
+        card.harness.drive_fault(5, 1, delay_ns=HANGS_NS)
+        await card.transport.sleep(BEGUN_NS)
+        card.harness.remove(1)
+        await card.transport.sleep(BEGUN_NS / 2)
+        for block in blocks:
+            card.transport.spawn(writes(block))
+        await card.transport.sleep(3 * BEGUN_NS)
+        assert not told
+        card.harness.remove(2)
+        await card.transport.sleep(2 * POLL_NS)
+        (state,) = [one for one in await raid.arrays(card.nvme) if one.number == array.number]
+        assert state.state == ArrayState.FAILED, state
+        await background.set_rate(card.nvme, FASTEST)
+        await job_ends(card, array)
+        await background.start_job(card.nvme, array.number, WalkKind.SALVAGE)
+        assert (await job_ends(card, array)).state == JobState.DONE
+        while len(told) < len(blocks):
+            await card.transport.sleep(POLL_NS)
+        assert set(told.values()) == {WRITE_FAULT}, told
+        for block in blocks:
+            await put(card, array, block, 600 + block)
+            assert await got(card, array, block) == contents(block, 600 + block)
 
     with lives.power() as card:
         card.run(life(card))

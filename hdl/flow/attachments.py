@@ -16,9 +16,9 @@ class Attachments(wiring.Signature):
     store
         A volume. The drives of its array are to say whether it is attached.
     stored
-        One answer to each. It is 0 if no drive says so.
+        One answer to each. It is 0 if no drive says so, as that of an array that has FAILED.
     appears_detached
-        While a volume is brought up: it is not attached.
+        A level. A volume that is there from now on is not attached.
     """
 
     def __init__(self, config: Config):

@@ -139,7 +139,7 @@ class BringUp(wiring.Component):
     appeared
         One bit per volume, a pulse. It has been brought up.
     appears_detached
-        While a volume is brought up: it is not attached.
+        A volume is brought up now that is not attached.
     listed
         An array has all volumes that its drives list.
     spare
@@ -727,7 +727,6 @@ class BringUp(wiring.Component):
         entries, response = self.lists.entries, self.changes.response
         number = entries.payload.number
         free = Signal()
-        m.d.comb += self.appears_detached.eq(entries.payload.detached)
         m.d.comb += free.eq(
             (number < self._config.volumes)
             & ~self.exists.bit_select(number[: self._config.volume_bits], 1)
@@ -764,7 +763,11 @@ class BringUp(wiring.Component):
             self._ask(m, ManageOpcode.CREATE_VOLUME, "CREATED_VOLUME")
 
         with m.State("CREATED_VOLUME"):
-            m.d.comb += [response.ready.eq(1), entries.ready.eq(response.valid)]
+            m.d.comb += [
+                response.ready.eq(1),
+                entries.ready.eq(response.valid),
+                self.appears_detached.eq(entries.payload.detached),
+            ]
             with m.If(response.valid):
                 m.next = "TAKE_VOLUME"
                 m.d.sync += self._numbered.bit_select(number, 1).eq(1)

@@ -324,6 +324,7 @@ class Keeper(wiring.Component):
         self._relists = Signal(config.arrays)
         self._was_clean = Signal(init=1)
         self._was_idle = Signal(config.arrays)
+        self._was_forsaken = Signal(config.arrays)
         self._awaited = Signal(config.arrays)  # a row waits, if it still says that it is clean
         self._awaits_load = Signal(config.arrays)  # what its stale members may lack is loaded
         self._has_work = Signal()
@@ -453,6 +454,7 @@ class Keeper(wiring.Component):
                 | self.waits.valid
                 | self.done.valid
                 | (self.idle != self._was_idle)
+                | (self.forsaken != self._was_forsaken)
             ),
         ]
         return m
@@ -562,6 +564,7 @@ class Keeper(wiring.Component):
             self._refuses.eq(self._refuses & drives.present),
             self._was_clean.eq(self.clean),
             self._was_idle.eq(self.idle),
+            self._was_forsaken.eq(self.forsaken),
         ]
         self._withhold(m)
         # An array may not have failed any more.
@@ -650,6 +653,7 @@ class Keeper(wiring.Component):
             with m.Elif(request.valid & ~passes & ~self.pauses):
                 m.next = "WEIGH"
             with m.Elif(self.store.valid & ~request.valid & ~self.pauses):
+                m.d.sync += self._opcode.eq(ManageOpcode.CREATE_VOLUME)
                 m.next = "ASK_OWNER"
 
         with m.State("WEIGH"):
@@ -705,10 +709,7 @@ class Keeper(wiring.Component):
 
         # What is written of a volume is a level, which has changed already.
         with m.State("ASK_OWNER"):
-            m.d.sync += [
-                self._opcode.eq(ManageOpcode.CREATE_VOLUME),
-                self._changed.eq(self._owners.reads[0].data),
-            ]
+            m.d.sync += self._changed.eq(self._owners.reads[0].data)
             m.next = "RELIST"
 
         with m.State("RELIST"):
@@ -722,7 +723,9 @@ class Keeper(wiring.Component):
                 m.next = "STORED"
 
         with m.State("STORED"):
-            m.d.comb += [self.stored.valid.eq(1), self.stored.payload.eq(~self._unstored)]
+            # Once it rests nobody else will write the list.
+            unstored = self._relists.bit_select(self._changed, 1)
+            m.d.comb += [self.stored.valid.eq(1), self.stored.payload.eq(~unstored)]
             with m.If(self.stored.ready):
                 m.next = "PASS"
 

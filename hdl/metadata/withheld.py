@@ -1,6 +1,6 @@
 """Completions that may not be told yet, and those that must not be told as they are."""
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -25,12 +25,14 @@ class Withheld(wiring.Component):
 
     An array may fail before the loss of its first drive has been written down. Then that loss is
     not written down (`hdl.metadata.keeper.Keeper`), and what has been written since is only on
-    drives that may be gone for good. So while an array is ``forsaken`` no write to it ends well,
-    nor does a flush.
+    drives that may be gone for good. So no write to an array ends well that has ended, and not been
+    offered to the host, while the array is ``forsaken``. Nor does a flush. What comes right after
+    that may fail alike, until all has been looked at.
 
     While no array is held or forsaken completions pass without latency, one each cycle. Otherwise
     they take 4 cycles, and pass every 3 cycles. Those of an array that is held are put aside. They
-    are looked at again, in the order in which they were put aside, once an array is held no more.
+    are looked at again, in the order in which they were put aside, once an array is held no more,
+    or is forsaken.
 
     Parameters
     ----------
@@ -74,6 +76,10 @@ class Withheld(wiring.Component):
         self._kept = Signal(completion(config))  # the one that is looked at
         self._again = Signal(range(config.commands + 1))  # of those aside: to be looked at again
         self._held_before = Signal(config.arrays)
+        self._forsaken_before = Signal(config.arrays)
+        # A bit an array. It is forsaken, or all that came meanwhile has not been looked at since.
+        self._fails = Signal(config.arrays)
+        self._failed_before = Signal(config.arrays)
         self._passes = Signal()  # nobody is held: completions go straight to the host
         self._offered = Signal()  # so does this one, which the host has not taken yet
 
@@ -94,11 +100,17 @@ class Withheld(wiring.Component):
                 self._aside.output.valid & self._aside.output.ready
             )
             looks = fsm.ongoing("LOOK")
+            all_seen = ~looks & (queue.level == 0) & (self._again == 0)
         m.d.comb += [
-            passes.eq(offered | (empty & ~(self.holds | self.forsaken).any())),
+            self._fails.eq(self.forsaken | self._failed_before),
+            passes.eq(offered | (empty & ~(self.holds | self._fails).any())),
             queue.input.payload.eq(ended.payload),
         ]
-        m.d.sync += offered.eq(passes & ended.valid & ~told.ready)
+        m.d.sync += [
+            offered.eq(passes & ended.valid & ~told.ready),
+            self._forsaken_before.eq(self.forsaken),
+            self._failed_before.eq(Mux(all_seen & ~self._begins, self.forsaken, self._fails)),
+        ]
         with m.If(passes):
             m.d.comb += [
                 told.payload.eq(ended.payload),
@@ -121,22 +133,30 @@ class Withheld(wiring.Component):
             | (ended.valid & ended.ready)
             | (told.valid & told.ready)
             | (self.holds != self._held_before)
+            | (self.forsaken != self._failed_before)
         )
         return m
+
+    @property
+    def _begins(self) -> Value:
+        """An array is forsaken from now on."""
+        return (self.forsaken & ~self._forsaken_before).any()
 
     def _look(self, m: Module) -> None:
         """The states REST to TELL: one completion after the other, new ones and others by turns."""
         queue, aside, kept = self._queue.output, self._aside.output, self._kept
         of = self._commands.reads[0].data
-        lost = of.writes & self.forsaken.bit_select(of.array, 1) & (kept.status == Status.SUCCESS)
-        taken = Signal(completion(self._config))
+        lost = of.writes & self._fails.bit_select(of.array, 1) & (kept.status == Status.SUCCESS)
+        judged, taken = Signal.like(kept), Signal.like(kept)
         has_more, takes_more, was_new = Signal(), Signal(), Signal()
         m.d.comb += [
             has_more.eq(aside.valid & (self._again != 0)),
             takes_more.eq(has_more & (was_new | ~queue.valid)),
             taken.eq(Mux(takes_more, aside.payload, queue.payload)),
             self._commands.reads[0].address.eq(taken.slot),
-            self._aside.input.payload.eq(kept),
+            judged.slot.eq(kept.slot),
+            judged.status.eq(Mux(lost, Status.WRITE_FAULT, kept.status)),
+            self._aside.input.payload.eq(judged),
         ]
         with m.State("REST"):
             m.d.comb += [queue.ready.eq(~takes_more), aside.ready.eq(takes_more)]
@@ -145,7 +165,7 @@ class Withheld(wiring.Component):
                 m.next = "LOOK"
 
         with m.State("LOOK"):
-            m.d.sync += kept.status.eq(Mux(lost, Status.WRITE_FAULT, kept.status))
+            m.d.sync += kept.eq(judged)
             m.next = "TELL"
             with m.If(self.holds.bit_select(of.array, 1)):
                 m.d.comb += self._aside.input.valid.eq(1)
@@ -160,7 +180,7 @@ class Withheld(wiring.Component):
         aside, again = self._aside, self._again
         goes = aside.output.valid & aside.output.ready
         m.d.sync += [self._held_before.eq(self.holds), again.eq(again - goes)]
-        with m.If((self._held_before & ~self.holds).any()):
+        with m.If((self._held_before & ~self.holds).any() | self._begins):
             m.d.sync += again.eq(aside.level - goes)
 
     def _note(self, m: Module) -> None:

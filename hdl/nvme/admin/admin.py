@@ -242,7 +242,6 @@ class Admin(wiring.Component):
             namespaces.prp1.eq(command.prp1),
             namespaces.created.eq(manage.created),
             namespaces.created_volume.eq(manage.volume),
-            namespaces.appeared.eq(self.appeared),
             namespaces.exists.eq(self.exists),
             self.namespaces.detached.eq(namespaces.attachments.detached),
         ]

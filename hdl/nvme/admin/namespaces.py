@@ -75,8 +75,6 @@ class Namespaces(wiring.Component):
         A pulse: ``created_volume`` was created, and so is attached.
     created_volume
         The volume.
-    appeared
-        Bit a volume, a pulse: it was brought up.
     exists
         Bit a volume: it is there.
     probe
@@ -112,7 +110,6 @@ class Namespaces(wiring.Component):
                 "status": Out(STATUS_BITS),
                 "created": In(1),
                 "created_volume": In(config.volume_bits),
-                "appeared": In(config.volumes),
                 "exists": In(config.volumes),
                 "probe": Out(VolumeProbe(config)),
                 "attachments": Out(Attachments(config)),
@@ -156,17 +153,13 @@ class Namespaces(wiring.Component):
                 | (self.attachments.store.valid & ~self.attachments.store.ready)
                 | (self.attachments.stored.ready & ~self.attachments.stored.valid)
             )
-            m.d.comb += self.busy.eq(~waits | self.created | self.appeared.any())
-        # The list of an array is written before the host is told of a new volume. So the bit of one
-        # that is gone is 0.
+            m.d.comb += self.busy.eq(~waits | self.created)
+        # The list of an array is written before anybody is told of a new volume. So the bit of one
+        # that is not there is what that of a new one must be.
         if self._config.metadata:
-            for bit, appeared, exists in zip(
-                self._all_detached, self.appeared, self.exists, strict=True
-            ):
-                with m.If(appeared):
+            for bit, exists in zip(self._all_detached, self.exists, strict=True):
+                with m.If(~exists):
                     m.d.sync += bit.eq(self.attachments.appears_detached)
-                with m.Elif(~exists):
-                    m.d.sync += bit.eq(0)
         return m
 
     def _judge(self, m: Module, rules: tuple) -> None:
