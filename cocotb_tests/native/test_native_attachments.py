@@ -23,11 +23,6 @@ SEED = int(os.environ.get("SEED") or "1")
 INVALID_FIELD = 0x002
 
 
-@pytest.fixture(autouse=True)
-def _says_seed() -> None:
-    print(f"SEED={SEED}")
-
-
 async def begun(card: SimulatedCard, lives: Lives) -> int:
     """A mirror with two volumes. Returns the number of the second one."""
     await card.nvme.start()

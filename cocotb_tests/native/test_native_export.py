@@ -38,11 +38,6 @@ TWO: Cards = [
 SPANS: Cards = [(Level.RAID5, [*range(6)], 2, [(0, 30, 4096), (31, 7, 512)])]
 
 
-@pytest.fixture(autouse=True)
-def _says_seed() -> None:
-    print(f"SEED={SEED}")
-
-
 def written(work: Path, cards: Cards, *, spare: bool = False) -> tuple[Lives, list[str]]:
     """Drives of a card whose volumes are full, as files."""
     lives = Lives(SEED)

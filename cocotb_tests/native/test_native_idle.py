@@ -33,11 +33,6 @@ CUTS = 5
 Component = Callable[[], wiring.Component] | None
 
 
-@pytest.fixture(autouse=True)
-def _says_seed() -> None:
-    print(f"SEED={SEED}")
-
-
 def is_clean(lives: Lives) -> bool:
     """Whether the only array says so, while there is no power."""
     (found,) = sets(lives.images, DRIVE.capacity)

@@ -31,11 +31,6 @@ OTHER = IDENTITY + 1
 """Another card."""
 
 
-@pytest.fixture(autouse=True)
-def _says_seed() -> None:
-    print(f"SEED={SEED}")
-
-
 async def hindrances(card: SimulatedCard) -> dict[int, Hindrance]:
     """Of each foreign drive: why its array is not there."""
     drives = await raid.drives(card.nvme)

@@ -58,11 +58,6 @@ NO_ENTRY = 0x1C1
 SET_FEATURES, WRITE_CACHE = 0x09, 6
 
 
-@pytest.fixture(autouse=True)
-def _says_seed() -> None:
-    print(f"SEED={SEED}")
-
-
 SIZES = {Level.JBOD: 1, Level.RAID10: 3}
 """Drives of a level, if not five."""
 

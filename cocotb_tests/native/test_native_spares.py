@@ -35,11 +35,6 @@ DEDICATED, GLOBAL, PLAIN = 3, 4, 5
 """
 
 
-@pytest.fixture(autouse=True)
-def _says_seed() -> None:
-    print(f"SEED={SEED}")
-
-
 def superblock(page: bytes) -> Superblock:
     """What a page says."""
     return Superblock.unpack(page, sectors=DRIVE.capacity * SECTORS_PER_BLOCK)

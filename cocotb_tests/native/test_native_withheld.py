@@ -42,11 +42,6 @@ SLOWEST, FASTEST = 1, 100
 """Rates of jobs in percent."""
 
 
-@pytest.fixture(autouse=True)
-def _says_seed() -> None:
-    print(f"SEED={SEED}")
-
-
 async def put(card: SimulatedCard, array: Known, block: int, number: int) -> float:
     """The host writes a block with FUA. Returns when it was told that this is done."""
     address = card.transport.memory.allocate(BLOCK_BYTES)
