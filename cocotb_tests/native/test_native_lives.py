@@ -13,7 +13,7 @@ from amaranth.lib import wiring
 
 from cocotb_tests.array.md_arrays import needs_linux
 from cocotb_tests.metadata.mdadm import write_drive
-from cocotb_tests.native.native_lives import job_ends, made, write
+from cocotb_tests.native.native_lives import NUMBERS, job_ends, made, write
 from hdl.background.idle_flush import IdleFlush
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, SECTORS_PER_BLOCK
@@ -543,6 +543,56 @@ def test_a_rebuild_goes_on(level, cut):
     for life in (begin, back):
         with lives.power() as card:
             card.run(life(card))
+
+
+def says_clean(card: SimulatedCard, port: int) -> bool:
+    """What the superblock of a drive says now."""
+    page = card.harness.read_drive(port, 1)
+    return Superblock.unpack(page, sectors=SECTORS).resync_offset == CLEAN
+
+
+def test_a_drive_restarts_in_a_shutdown():
+    """A drive that restarts while arrays are clean takes its place again only once a host uses its
+    array. So it says what it is when the power goes, and the array is there the next time."""
+    lives = Lives(SEED)
+    chosen = lives.random
+
+    async def begin(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        array = await made(card, lives, Level.RAID5, [0, 1, 2, 3])
+        await job_ends(card, array)
+
+    async def shuts_down(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        (array,) = lives.arrays
+        await job_ends(card, array)
+        address = card.transport.memory.allocate(BLOCK_BYTES)
+        for block in range(8):
+            # Old or new, as nobody waits until it is stored.
+            number = next(NUMBERS)
+            array.begun.setdefault(block, set()).add(number)
+            card.transport.memory.write(address, contents(block, number))
+            await card.nvme.write(array.namespace, block, 1, address)
+        card.transport.spawn(lives.shut_down(card))
+        while not says_clean(card, 0):
+            await card.transport.sleep(500)
+        await card.transport.sleep(chosen.uniform(0, 20_000))
+        array.lost = {2}
+        card.harness.restart_drive(2)
+        await card.transport.sleep(chosen.uniform(0, 200_000))
+
+    async def there(card: SimulatedCard) -> None:
+        await card.nvme.start()
+        await lives.look(card)
+        assert await raid.arrays(card.nvme), "the array is not there"
+
+    with lives.power() as card:
+        card.run(begin(card))
+    for _ in lives.branches(12):
+        for life in (shuts_down, there):
+            with lives.power() as card:
+                card.run(life(card))
 
 
 @pytest.mark.slow

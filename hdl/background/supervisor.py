@@ -1,6 +1,6 @@
 """Decides on changes: the host's, hot spares that step in, drives that have been rebuilt."""
 
-from amaranth.hdl import Module, Mux, Signal, Value
+from amaranth.hdl import Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -279,7 +279,8 @@ class Supervisor(wiring.Component):
         helps = (found.state == ArrayState.DEGRADED) | (
             found.state == ArrayState.PARTIALLY_DEGRADED
         )
-        offered = found.returns | (self.spares.any() & ~self._passed.bit_select(found.array, 1))
+        spared = self.spares.any() & ~self._passed.bit_select(found.array, 1)
+        offered = (found.returns & self._in_use) | spared
         seeks = found.valid & found.missing & helps & offered & ~self._kept(found.array)
         with m.If(self.verdicts.judged & seeks & ~self._wanted):
             m.d.sync += [
@@ -290,11 +291,16 @@ class Supervisor(wiring.Component):
             ]
 
     @property
+    def _in_use(self) -> Value:
+        """A host uses the arrays. Otherwise superblocks say that they are clean, and no loss is
+        written down, so none is made good either: a drive would forget what it is, and others would
+        say that it is a member."""
+        return ~self.clean if self._config.metadata else Const(1)
+
+    @property
     def _ready(self) -> Value:
         """Spares that may step in."""
-        if not self._config.metadata:
-            return self.spares
-        return self.spares & ~self.clean.replicate(MAX_DRIVES)
+        return self.spares & self._in_use.replicate(MAX_DRIVES)
 
     def _find_spares(self, m: Module) -> None:
         """The spares that may take the place of the failed member, and the first of them."""
@@ -428,6 +434,7 @@ class Supervisor(wiring.Component):
         """
         request, want, candidate = self._request, self._want, self._candidate
         kept = self._kept(want.array)
+        returns = want.returns & self._in_use
         with m.State("CHOOSE"):
             m.d.comb += self._dedications.reads[0].address.eq(want.array)
             m.d.sync += [
@@ -440,13 +447,13 @@ class Supervisor(wiring.Component):
                 self._chosen.eq(1 << candidate),
             ]
             m.next = "TRY"
-            with m.If(kept | ~(self._candidates.any() | want.returns)):
+            with m.If(kept | ~(self._candidates.any() | returns)):
                 # Others may have been judged meanwhile.
                 m.d.comb += self.rescan.eq(1)
                 m.d.sync += self._wanted.eq(0)
                 m.d.sync += self._passed.bit_select(want.array, 1).eq(self._as_judged & ~kept)
                 m.next = "REST"
-            with m.Elif(want.returns):
+            with m.Elif(returns):
                 m.d.sync += [
                     request.opcode.eq(self._take_back),
                     request.position.eq(want.place),
