@@ -112,6 +112,9 @@ STEPS_IN = 5
 SOON_NS, STEP_NS = 60_000, 5_000
 """How soon power goes after a drive at most, and how often it is looked whether it goes."""
 
+LEAST_NS = 0.001
+"""Less time than that, a picosecond, never passes."""
+
 FEW = {
     "write": 12,
     "refuse": 0.1,
@@ -303,7 +306,7 @@ class Lives:
         await self._wake(card)
         self._until = card.harness.now_ns + self.random.uniform(0, LIFE_NS)
         card.transport.spawn(self._work(card))
-        while (left := self._until - card.harness.now_ns) > 0:
+        while (left := self._until - card.harness.now_ns) >= LEAST_NS:
             await card.transport.sleep(min(left, STEP_NS))
         if self.random.random() < FEW["shutdown"]:
             await self.shut_down(card)
@@ -377,6 +380,8 @@ class Lives:
                 break
             await card.transport.sleep(POLL_NS)
             drives = await raid.drives(card.nvme)
+        # The host was not told that they are spares, and they have stepped in since power came.
+        stepped_in = {port for port in self._perhaps if drives[port].array is not None}
         for port, array in self._spares.items():
             one = drives[port]
             if array is None or array in self.arrays:
@@ -399,7 +404,7 @@ class Lives:
         self._unsure &= self._spares.keys()
         self._perhaps.clear()
         # One that has become a member since power came helps as well.
-        for port in {*before, *self._spares}:
+        for port in {*before, *stepped_in, *self._spares}:
             self._may_help(port)
 
     def _may_help(self, port: int) -> None:
@@ -503,8 +508,8 @@ class Lives:
     async def check(self, card: SimulatedCard, array: Known) -> None:
         """Every block holds what was stored last, or what is or was under way."""
         address = card.transport.memory.allocate(BLOCK_BYTES)
-        for block, number in sorted(array.stored.items()):
-            before = array.begun.get(block, set())
+        for block in sorted(array.stored):
+            number, before = array.stored[block], array.begun.get(block, set())
             await card.nvme.read(array.namespace, block, 1, address)
             if array.deleted:
                 return
@@ -816,6 +821,7 @@ class Lives:
     async def _move(self, card: SimulatedCard, array: Known, role: int) -> None:
         """A member moves to a free drive. Power may go meanwhile, or a drive."""
         array.others.add(port := self.random.choice(self._free()))
+        array.healing.add(role)  # the drive that is pulled then may be a member no more
         with suppress(NvmeError):  # a job is under way
             await background.migrate_member(card.nvme, array.number, role, port, spare=False)
             self.seen["members on the move"] += 1
