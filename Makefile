@@ -17,6 +17,7 @@ QUICK ?=
 RUNS ?= 2000
 CUTS ?= 200
 LONGEST ?=
+BACKUP ?=
 ONLY ?=
 COMMIT ?=
 WITHOUT ?=
@@ -114,9 +115,9 @@ campaign: $(STAMP) ## random loads, random faults, nothing lost (RUNS=n, SEED=n,
 		$(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") \
 		$(if $(WITHOUT),--without "$(WITHOUT)"))
 
-powercut: $(STAMP) ## power goes, nothing acknowledged is lost (CUTS=n, SEED=n; or LONGEST=n)
+powercut: $(STAMP) ## power goes, nothing acknowledged is lost (CUTS=n, SEED=n, BACKUP=1; or LONGEST=n)
 	$(strip $(VENV) -m $(if $(LONGEST),powercut.exhaustive --longest $(LONGEST),powercut \
-		--cuts $(CUTS)) --processes $(PROCESSES) \
+		--cuts $(CUTS) $(if $(filter-out 0,$(BACKUP)),--backup)) --processes $(PROCESSES) \
 		$(if $(SEED),--seed $(SEED)))
 
 tune: $(STAMP) ## faster simulations until the design changes (as root it installs what it needs)

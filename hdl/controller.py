@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import TIME_BITS, Config
 from hdl.core import Core
+from hdl.flow.backup_pins import BackupPins
 from hdl.flow.drive_port import DrivePort
 from hdl.flow.pcie_status import PcieStatus
 from hdl.nvme.admin.names import IDENTITY_BITS, NONCE_BITS
@@ -55,6 +56,7 @@ class Controller(wiring.Component):
                 "deadline": Out(TIME_BITS),
                 "drives": Out(DrivePort(config)).array(config.ports),
             }
+            | ({"backup": Out(BackupPins())} if config.backup_blocks else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -81,6 +83,8 @@ class Controller(wiring.Component):
             self.quiet.eq(core.quiet & ~shim.busy),
             self.deadline.eq(core.deadline),
         ]
+        if self._config.backup_blocks:
+            connect(m, flipped(self.backup), core.backup)
         for outer, inner in zip(self.drives, core.drives, strict=True):
             connect(m, flipped(outer), inner)
         return m

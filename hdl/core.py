@@ -1,6 +1,6 @@
 """The controller behind any PCIe hard block: instances in dataflow order and their connections."""
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -10,9 +10,17 @@ from hdl.array.shares.command_shares import CommandShares
 from hdl.array.tables.tables import ArrayTables
 from hdl.array.tracker import Tracker
 from hdl.background.background import Background
-from hdl.config import LINE_RETURNS, LINE_USERS, LINE_WRITERS, TIME_BITS, Config
+from hdl.config import (
+    BACKUP_OPERATIONS,
+    LINE_RETURNS,
+    LINE_USERS,
+    LINE_WRITERS,
+    TIME_BITS,
+    Config,
+)
 from hdl.drive.drives import Drives
 from hdl.drive.flusher import FlushAll, Flusher
+from hdl.flow.backup_pins import BackupPins
 from hdl.flow.drive_port import DrivePort
 from hdl.flow.line import write_beat
 from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, landed, operation
@@ -34,6 +42,7 @@ from hdl.nvme.front_end import NvmeFrontEnd
 from hdl.parity.runner import ParityPass
 from hdl.pcie.endpoint import Endpoint
 from hdl.pcie.tlp import RequestProgress, completion_beat, request_beat
+from hdl.redo.redo import Redo
 from hdl.stripe.dispatch import Dispatch
 from hdl.stripe.gather.gather import Gather
 from hdl.stripe.mends import Mending
@@ -69,7 +78,9 @@ class Core(wiring.Component):
         Another number each time that power comes back (a true random number generator, a counter in
         an EEPROM), see `hdl.nvme.admin.names`.
     drives
-        The drive ports.
+        The drive ports. With ``backup_blocks`` the last one is that of the backup flash.
+    backup
+        With ``backup_blocks``: the pins of the backup unit.
     """
 
     def __init__(self, *, config: Config):
@@ -96,6 +107,7 @@ class Core(wiring.Component):
                 "deadline": Out(TIME_BITS),
                 "drives": Out(DrivePort(config)).array(config.ports),
             }
+            | ({"backup": Out(BackupPins())} if config.backup_blocks else {})
         )
 
         marks = config.durable_marks
@@ -138,6 +150,8 @@ class Core(wiring.Component):
         if config.metadata:
             self._metadata = Metadata(config=config)
             self._withheld = Withheld(config=config)
+        if config.backup_blocks:
+            self._redo = Redo(config=config)
 
     def elaborate(self, platform) -> Module:
         config = self._config
@@ -163,6 +177,10 @@ class Core(wiring.Component):
             connect(m, self._front_end.table_changes, self._tables.changes)
         if config.metadata:
             self._connect_metadata(m)
+        if config.backup_blocks:
+            self._connect_redo(m)
+        elif config.metadata:
+            m.d.comb += self._metadata.replayed.eq(1)
         if config.intent_chunks:
             self._connect_intent(m)
         else:
@@ -173,6 +191,8 @@ class Core(wiring.Component):
             timed.append(self._background)
         if config.durable_marks:
             timed.append(self._metadata)
+        if config.backup_blocks:
+            timed.append(self._redo)
         earliest = self._front_end.deadline
         for block in timed:
             sooner = earlier(self.now, block.deadline, earliest)
@@ -195,6 +215,8 @@ class Core(wiring.Component):
             names += ["mending", "walks", "background"]
         if config.metadata:
             names.append("metadata")
+        if config.backup_blocks:
+            names.append("redo")
         blocks = []
         for name in names:
             block = getattr(self, f"_{name}")
@@ -251,6 +273,8 @@ class Core(wiring.Component):
     def _connect_operations(self, m: Module) -> list:
         """Operations of rows, commands and flushes, to the drives."""
         config, drives, sequencer = self._config, self._drives, self._sequencer
+        connect(m, self._dispatch.load_read, drives.load_read)
+        connect(m, drives.piece, sequencer.piece)
         users = 4 + config.metadata
         m.submodules.operations = operations = Merge(operation(config), inputs=users)
         m.submodules.operation_skid = skid = Skid(operation(config))
@@ -258,13 +282,39 @@ class Core(wiring.Component):
         connect(m, self._dispatch.operation, operations.inputs[1])
         connect(m, self._flusher.operation, operations.inputs[2])
         connect(m, sequencer.flush, operations.inputs[3])
-        if config.metadata:
+        if config.backup_blocks:
+            self._until_power_fails(m, self._metadata.operation, operations.inputs[4])
+        elif config.metadata:
             connect(m, self._metadata.operation, operations.inputs[4])
         connect(m, operations.output, skid.input)
+        if config.backup_blocks:
+            return [operations, skid, self._put_backup_first(m, skid.output)]
         connect(m, skid.output, drives.operation)
-        connect(m, self._dispatch.load_read, drives.load_read)
-        connect(m, drives.piece, sequencer.piece)
         return [operations, skid]
+
+    def _until_power_fails(self, m: Module, source, destination) -> None:
+        """Superblocks stay as they are once the redo record is made."""
+        fails = self._redo.recalls
+        m.d.comb += [
+            destination.payload.eq(source.payload),
+            destination.valid.eq(source.valid & ~fails),
+            source.ready.eq(destination.ready & ~fails),
+        ]
+
+    def _put_backup_first(self, m: Module, others) -> Merge:
+        """Operations of the backup unit are taken whatever others wait for. Returns where."""
+        config, drives = self._config, self._drives
+        m.submodules.backup_first = merge = Merge(operation(config), inputs=2)
+        has_room = Signal()
+        m.d.sync += has_room.eq(drives.room > BACKUP_OPERATIONS)
+        m.d.comb += [
+            merge.inputs[0].payload.eq(others.payload),
+            merge.inputs[0].valid.eq(others.valid & has_room),
+            others.ready.eq(merge.inputs[0].ready & has_room),
+        ]
+        connect(m, self._redo.operation, merge.inputs[1])
+        connect(m, merge.output, drives.operation)
+        return merge
 
     def _connect_data(self, m: Module) -> list:
         """Host data: into lines for writes, out of lines for reads."""
@@ -282,6 +332,13 @@ class Core(wiring.Component):
             recovered = queue.output
         m.submodules.deliveries = deliveries = Merge(landed(config), inputs=2)
         connect(m, self._drives.landed, deliveries.inputs[0])
+        if config.backup_blocks:
+            # The host may be gone once the power fails.
+            with m.If(self._redo.recalls):
+                m.d.comb += [
+                    deliveries.inputs[0].valid.eq(0),
+                    self._drives.landed.ready.eq(1),
+                ]
         connect(m, recovered, deliveries.inputs[1])
         connect(m, deliveries.output, front_end.blocks.deliver)
         return [*plumbing, deliveries]
@@ -295,7 +352,7 @@ class Core(wiring.Component):
         # A drive that is failed by now, or may have lost what it held, has flushed nothing. Nor has
         # one that has restarted since the FLUSH was judged.
         heard = relay.input.payload
-        doubted = tables.drives.failed.bit_select(heard.port, 1)
+        doubted = (tables.drives.failed & config.arrays_ports).bit_select(heard.port, 1)
         if config.background:
             restarts = Array(tables.restarts)[heard.port]
             doubted |= tables.drives.suspect.bit_select(heard.port, 1)
@@ -315,9 +372,19 @@ class Core(wiring.Component):
             (of_command & of_flush, tracker.flushed),
             (of_command & ~of_flush, tracker.read_failed),
         ]
+        of_metadata = ended.payload.owner == Owner.METADATA
+        of_backup = of_metadata & ended.payload.place[1]
+        if config.backup_blocks:
+            routes.append((of_backup, self._redo.finished))
+            of_metadata &= ~ended.payload.place[1]
         if config.metadata:
-            routes.append((ended.payload.owner == Owner.METADATA, self._metadata.finished))
+            routes.append((of_metadata, self._metadata.finished))
         split(m, ended, routes)
+        if config.backup_blocks:
+            # Once the power fails nobody else waits for a drive.
+            with m.If(self._redo.recalls & ~of_backup):
+                m.d.comb += ended.ready.eq(1)
+                m.d.comb += [user.valid.eq(0) for _, user in routes]
         return [relay]
 
     def _connect_completions(self, m: Module) -> list:
@@ -392,7 +459,19 @@ class Core(wiring.Component):
 
     def _share_lines(self, m: Module, line_read, line_write) -> tuple:
         """Pages of metadata are read and written beside these users. Returns the shared ports."""
-        metadata = self._metadata
+        config, metadata = self._config, self._metadata
+        first_line = config.free_lines
+        if config.backup_blocks:
+            redo = self._redo
+            m.submodules.redo_read = redo_read = SharedRead(config=config)
+            m.submodules.redo_write = redo_write = Interleave(write_beat(config))
+            connect(m, line_read, redo_read.users[0])
+            connect(m, redo.line_read, redo_read.users[1])
+            connect(m, line_write, redo_write.inputs[0])
+            connect(m, redo.line_write, redo_write.inputs[1])
+            line_read, line_write = redo_read.line_read, redo_write.output
+            m.d.comb += redo.page_line.eq(first_line)
+            first_line += 1
         m.submodules.page_read = page_read = SharedRead(config=self._config)
         m.submodules.page_write = page_write = Interleave(write_beat(self._config))
         connect(m, line_read, page_read.users[0])
@@ -401,7 +480,7 @@ class Core(wiring.Component):
         connect(m, metadata.line_write, page_write.inputs[1])
         m.d.comb += [
             metadata.first_page.eq(self._config.lines - self._config.moved_pages),
-            metadata.first_line.eq(self._config.free_lines),
+            metadata.first_line.eq(first_line),
         ]
         return page_read.line_read, page_write.output
 
@@ -498,9 +577,10 @@ class Core(wiring.Component):
         """The drive ports, what they say of their drives, and which drives are given up."""
         config, tables, front_end = self._config, self._tables, self._front_end
         sequencer, drives = self._sequencer, self._drives
+        of_arrays = config.arrays_ports
         m.d.comb += [
-            tables.restarted.eq(Cat(port.restarted for port in self.drives)),
-            tables.present.eq(Cat(port.present for port in self.drives)),
+            tables.restarted.eq(Cat(port.restarted for port in self.drives) & of_arrays),
+            tables.present.eq(Cat(port.present for port in self.drives) & of_arrays),
         ]
         # A drive that is given up waits for one that failed to store data.
         reports = [sequencer.fail, drives.fail]
@@ -510,21 +590,37 @@ class Core(wiring.Component):
         for report, place in zip(reports, first.inputs, strict=True):
             connect(m, report, place)
         connect(m, first.output, tables.fail)
+        if config.backup_blocks:
+            # The flash is no drive of arrays.
+            of_flash = first.output.payload == config.backup_port
+            dropped = of_flash | self._redo.recalls
+            m.d.comb += tables.fail.valid.eq(first.output.valid & ~dropped)
+            with m.If(dropped):
+                m.d.comb += first.output.ready.eq(1)
+            m.d.comb += self._redo.hangs.eq(first.output.valid & of_flash)
         connect(m, tables.drives, front_end.drives, self._dispatch.drives, sequencer.drives)
         failed = tables.drives.failed
         if config.metadata:
             failed = (failed & ~self._metadata.opens) | self._metadata.shuns
+        if config.backup_blocks:
+            away = self._redo.shuns | (self._redo.gives_up << config.backup_port)
+            failed = (failed & of_arrays) | away
         m.d.comb += drives.failed.eq(failed)
         if config.sector_emulation:
             m.d.comb += front_end.drive_emulated.eq(Cat(port.emulated for port in self.drives))
         if config.intent_chunks:
             for port, identity in zip(self.drives, tables.identity, strict=True):
                 m.d.comb += identity.eq(port.identity)
-        capacities = Array(port.capacity for port in self.drives)
+        known = [
+            port.capacity if of_arrays >> number & 1 else Const(0)
+            for number, port in enumerate(self.drives)
+        ]
+        capacities = Array(known)
         asked = front_end.reads.capacity
         m.d.sync += asked.data.eq(capacities[asked.address])
-        for port, capacity, inner in zip(self.drives, tables.capacity, drives.drives, strict=True):
-            m.d.comb += capacity.eq(port.capacity)
+        for blocks, capacity in zip(known, tables.capacity, strict=True):
+            m.d.comb += capacity.eq(blocks)
+        for port, inner in zip(self.drives, drives.drives, strict=True):
             connect(m, flipped(port), inner)
 
     def _connect_background(self, m: Module) -> None:
@@ -659,6 +755,40 @@ class Core(wiring.Component):
             m.d.comb += metadata.idle.eq(self._background.idle)
         for port, capacity in zip(self.drives, metadata.capacity, strict=True):
             m.d.comb += capacity.eq(port.capacity)
+
+    def _connect_redo(self, m: Module) -> None:
+        """The backup unit: what is on its way to drives, and what is known of arrays."""
+        redo, metadata, sequencer = self._redo, self._metadata, self._sequencer
+        front_end, flushed = self._front_end, self._flush_cache
+        flash = self.drives[self._config.backup_port]
+        connect(m, flipped(self.backup), redo.pins)
+        connect(m, sequencer.recalled, redo.recalled)
+        connect(m, sequencer.exposes, redo.exposes)
+        connect(m, redo.kept_read, metadata.redo_kept_read)
+        connect(m, redo.home_read, metadata.home_read)
+        asked = front_end.flushes.cache
+        m.d.comb += [
+            redo.present.eq(flash.present),
+            redo.capacity.eq(flash.capacity),
+            redo.restarted.eq(flash.restarted),
+            redo.now.eq(self.now),
+            redo.surveyed.eq(metadata.surveyed),
+            redo.known.eq(metadata.known),
+            redo.used.eq(self._tables.drives.used),
+            redo.wanted.eq(front_end.wanted),
+            redo.sound.eq(metadata.sound),
+            redo.steady.eq(metadata.steady),
+            redo.clean.eq(metadata.says_clean),
+            redo.flushes.eq(asked.flush),
+            redo.stores.eq(asked.flushed & flushed.complete),
+            sequencer.recalls.eq(redo.recalls),
+            sequencer.most_unwritten.eq(redo.most_unwritten),
+            metadata.freezes.eq(redo.recalls),
+            metadata.redo_reads.eq(redo.reads),
+            metadata.replayed.eq(redo.done),
+            metadata.covered.eq(redo.covered),
+            front_end.backup_failed.eq(redo.failed),
+        ]
 
     def _connect_intent(self, m: Module) -> None:
         """Rows that are written, and flushes, for the write-intent bitmap."""

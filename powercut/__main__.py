@@ -6,6 +6,9 @@ When power is back, all that the host was told must be there, and every row that
 marked on the drives. Card number k lives up to 20 times and uses seed + k. The program ends with
 the counts, which docs/verification.md explains. After the first card that has lost something it
 ends with status 1.
+
+With --backup the card has a backup unit. It is warned before the power goes, most times, and saves
+what is on its way to its drives. When power is back that reaches them.
 """
 
 import argparse
@@ -14,7 +17,9 @@ import time
 import traceback
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
+from powercut.backup import BACKUP, BackupLives
 from powercut.lives import CONFIG, Lives
 from sim.cli import (
     INTERRUPTED,
@@ -46,10 +51,10 @@ class Died:
     trace: str = ""
 
 
-def live(task: tuple[int, int]) -> Died:
+def live(task: tuple[int, int], kind: type[Lives] = Lives) -> Died:
     """Lives with a seed, so often. What fails is returned, not raised."""
     number, cuts = task
-    lives = Lives(number)
+    lives = kind(number)
     try:
         for _ in range(cuts):
             lives.live()
@@ -91,8 +96,11 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--cuts", metavar="N", type=positive, default=200, help="default: 200")
+    parser.add_argument("--backup", action="store_true", help="the card has a backup unit")
     add_campaign_arguments(parser, "card")
     arguments = parser.parse_args()
+    config = BACKUP if arguments.backup else CONFIG
+    lives = partial(live, kind=BackupLives) if arguments.backup else live
     todo = tasks(arguments.seed, arguments.cuts)
     seeds(parser, arguments.seed, len(todo))
     print(f"SEED={arguments.seed}", flush=True)
@@ -101,15 +109,16 @@ def main() -> int:
     cards = failed = 0
     began = time.monotonic()
     try:
-        if not is_built(CONFIG):
+        if not is_built(config):
             print("building a controller, which takes minutes", flush=True)
-        build_controller(CONFIG)  # before several processes need it
-        with in_order(live, todo, arguments.processes) as died:
+        build_controller(config)  # before several processes need it
+        with in_order(lives, todo, arguments.processes) as died:
             for (_, cuts), one in zip(todo, died, strict=True):
                 if one.error:
                     failed += 1
                     print(one.trace if arguments.verbose else one.error, file=sys.stderr)
                     again = f"make powercut CUTS={cuts} SEED={one.seed}"
+                    again += " BACKUP=1" if arguments.backup else ""
                     print(f"repeat with: {again}", file=sys.stderr, flush=True)
                     if not arguments.keep_going:
                         return 1

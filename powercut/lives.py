@@ -220,7 +220,7 @@ class Lives:
         self._attachments = random.Random(f"{seed}/attachments")
         self.seed = seed
         self._component = component
-        self.images: list[dict[int, bytes]] = [{} for _ in range(CONFIG.ports)]
+        self.images: list[dict[int, bytes]] = [{} for _ in range(self.config.ports)]
         self.arrays: list[Known] = []
         self.seen: Counter = Counter()
         # Spares that the host knows of, each with the array that it is for, or None for all of
@@ -234,6 +234,16 @@ class Lives:
         self._names: set[bytes] = set()  # every NGUID that there has been
         self._until = 0.0  # power is there
 
+    @property
+    def config(self) -> Config:
+        """The sizes of the card."""
+        return CONFIG
+
+    @property
+    def ports(self) -> range:
+        """Ports that have drives of arrays."""
+        return range(self.config.ports)
+
     @contextmanager
     def power(
         self, *, identity: int = IDENTITY, latencies: Sequence[int] | None = None
@@ -243,9 +253,9 @@ class Lives:
         drive takes as long as ``latencies`` says, in picoseconds."""
         self.seen["lives"] += 1
         seed = self.seed + self.seen["lives"]
-        latencies = latencies or [DRIVE.latency_ps] * CONFIG.ports
+        latencies = latencies or [DRIVE.latency_ps] * self.config.ports
         with SimulatedCard(
-            CONFIG,
+            self.config,
             [replace(DRIVE, latency_ps=one) for one in latencies],
             link=placed(LinkParameters(), random.Random(f"{seed}/memory"), MEMORY_BYTES),
             seed=seed,
@@ -256,9 +266,13 @@ class Lives:
             for port, image in enumerate(self.images):
                 harness.put_image(port, image)
             yield card
-            harness.power_loss()
-            self.images = [harness.image(port) for port in range(CONFIG.ports)]
+            self.lose_power(card)
+            self.images = [harness.image(port) for port in range(self.config.ports)]
             self.seen += check_marks(self.images, DRIVE.capacity)
+
+    def lose_power(self, card: SimulatedCard) -> None:
+        """The power goes, of everything at once."""
+        card.harness.power_loss()
 
     def branches(self, count: int) -> Iterator[int]:
         """Goes back so often to the drives, and to what the host knows, as they are now."""
@@ -276,7 +290,7 @@ class Lives:
     def live(self) -> None:
         """A life: what must be there is there, then something happens, then power goes."""
         chance = random.Random(f"{self.seed}/drives {self.seen['lives']}")
-        latencies = [chance.randint(*LATENCIES) for _ in range(CONFIG.ports)]
+        latencies = [chance.randint(*LATENCIES) for _ in range(self.config.ports)]
         with self.power(latencies=latencies) as card:
             card.run(self._life(card))
 
@@ -357,7 +371,7 @@ class Lives:
             array.healing = {role for role, member in enumerate(one.members) if member.stale}
             array.lost, array.missed = set(gone), gone - array.healing
             for role, member in enumerate(one.members):
-                if member.port < CONFIG.ports:
+                if member.port in self.ports:
                     array.ports[role] = member.port
             array.others.clear()
             array.number, array.created, array.deleted = one.number, True, False
@@ -473,7 +487,7 @@ class Lives:
         others = (each for each in self.arrays if each is not array and not each.erased)
         taken = {port for each in others for port in each.ports}
         ports = [member.port for member in one.members]
-        here = {port for port in ports if port < CONFIG.ports}
+        here = {port for port in ports if port in self.ports}
         alike = (one.level, one.spans) == (array.level, array.spans)
         own = {*array.ports, *(array.others - taken)}
         return alike and bool(here) and here <= own
@@ -525,7 +539,7 @@ class Lives:
         """Makes arrays while there are free drives."""
         choose = self.random
         left = choose.random() < FEW["free"]  # a drive is left that can be a spare
-        while len(self.arrays) < CONFIG.arrays:
+        while len(self.arrays) < self.config.arrays:
             free = self._free()[left:]
             levels = [level for level, least in LEVELS.items() if least <= len(free)]
             if not levels or choose.random() < 0.3:
@@ -645,7 +659,7 @@ class Lives:
         """Ports whose drives no array has or gets."""
         used = {port for array in self.arrays for port in (*array.ports, *array.others)}
         used |= self._spares.keys()
-        return [port for port in range(CONFIG.ports) if port not in used]
+        return [port for port in self.ports if port not in used]
 
     async def _state(self, card: SimulatedCard, array: Known) -> raid.Array:
         return next(a for a in await raid.arrays(card.nvme) if a.number == array.number)

@@ -44,6 +44,7 @@ def main() -> int:
         ("controller", Controller, board()),
         ("core_small", Core, small()),
         ("core_without_metadata", Core, replace(board(), metadata=False)),
+        ("core_with_backup", Core, replace(board(), backup_blocks=1024)),
     ]
     failed = 0
     for name, kind, config in designs:

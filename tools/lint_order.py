@@ -25,6 +25,7 @@ ROOMS = (
     "hdl/cache",
     "hdl/background",
     "hdl/metadata",
+    "hdl/redo",
     "hdl",
     "sim",
     "sw",

@@ -20,6 +20,9 @@ PAGE = (ROOT / "docs" / "pins.md").read_text()
 NARROW = replace(board(), data_width=128, completion_address_bits=7)
 """`board` behind a 7-series block."""
 
+BACKED = replace(board(), backup_blocks=1024)
+"""`board` with a backup unit."""
+
 STREAMS = ("command", "grant", "write_data", "read_data", "completion")
 
 
@@ -62,7 +65,8 @@ def fields(stream: str, config: Config) -> dict[str, tuple[str, str]]:
 def flaws(page: str, shim: type, config: Config) -> list[str]:
     """Ports of the controller behind ``shim`` that ``page`` tells wrongly, or not at all."""
     edge = "PCIe: UltraScale+" if shim is UltrascaleShim else "PCIe: 7 series"
-    shared = ("Clock and reset", "Configuration space", "Time, names, temperature")
+    shared = ["Clock and reset", "Configuration space", "Time, names, temperature"]
+    shared += ["Backup unit"] if config.backup_blocks else []
     told = {name: row for heading in (edge, *shared) for name, row in tables(page, heading).items()}
     drive = tables(page, "Drive ports")
     clocks = [("clk", "in", 1), ("rst", "in", 1)]
@@ -78,7 +82,9 @@ def flaws(page: str, shim: type, config: Config) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("shim", "config"), [(UltrascaleShim, board()), (Series7Shim, NARROW)], ids=["usp", "s7"]
+    ("shim", "config"),
+    [(UltrascaleShim, board()), (Series7Shim, NARROW), (UltrascaleShim, BACKED)],
+    ids=["usp", "s7", "backup"],
 )
 def test_every_port_is_named(shim, config):
     """With its direction and width; and no other is."""

@@ -7,6 +7,7 @@ the files of the folder.
 from hdl.config.controller import Config
 from hdl.config.presets import board, small
 from hdl.config.sizes import (
+    BACKUP_OPERATIONS,
     BLOCK_BYTES,
     BLOCK_NUMBER_BITS,
     DATA_OFFSET_BITS,
@@ -17,12 +18,15 @@ from hdl.config.sizes import (
     LINE_RETURNS,
     LINE_USERS,
     LINE_WRITERS,
+    LIST_RECORDS,
     MAX_DRIVES,
     MENDED,
     MENDS,
+    MOST_LISTS,
     MOST_STORED_VOLUMES,
     OPERATIONS_PER_BLOCK,
     PIECES,
+    REPLAY_LINES,
     SECTOR_BITS,
     SECTOR_BYTES,
     SECTORS_PER_BLOCK,
@@ -33,6 +37,7 @@ from hdl.config.sizes import (
 )
 
 __all__ = [
+    "BACKUP_OPERATIONS",
     "BLOCK_BYTES",
     "BLOCK_NUMBER_BITS",
     "DATA_OFFSET_BITS",
@@ -43,12 +48,15 @@ __all__ = [
     "LINE_RETURNS",
     "LINE_USERS",
     "LINE_WRITERS",
+    "LIST_RECORDS",
     "MAX_DRIVES",
     "MENDED",
     "MENDS",
+    "MOST_LISTS",
     "MOST_STORED_VOLUMES",
     "OPERATIONS_PER_BLOCK",
     "PIECES",
+    "REPLAY_LINES",
     "SECTORS_PER_BLOCK",
     "SECTOR_BITS",
     "SECTOR_BYTES",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hdl.config.pcie import Pcie
 from hdl.config.shares import Shares
-from hdl.config.sizes import MOST_STORED_VOLUMES
+from hdl.config.sizes import MOST_STORED_VOLUMES, REPLAY_LINES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,8 +12,8 @@ class Config(Pcie, Shares):
     """All sizes of one controller.
 
     They are those of `hdl.config.data_path.DataPath`, `hdl.config.pcie.Pcie`,
-    `hdl.config.nvme.Nvme`, `hdl.config.arrays.Arrays`, `hdl.config.drives.Drives` and
-    `hdl.config.background.Background`.
+    `hdl.config.nvme.Nvme`, `hdl.config.arrays.Arrays`, `hdl.config.drives.Drives`,
+    `hdl.config.background.Background` and `hdl.config.backup.Backup`.
 
     Raises
     ------
@@ -28,6 +28,7 @@ class Config(Pcie, Shares):
         self.check_arrays()
         self.check_drives()
         self.check_background()
+        self.check_backup()
         if self.slow_read_ms and not self.background:
             raise ValueError("slow_read_ms needs background, which knows what arrays have left")
         if self.gather_reads and not self.background:
@@ -35,5 +36,10 @@ class Config(Pcie, Shares):
         if self.metadata and self.volumes > MOST_STORED_VOLUMES:
             raise ValueError(
                 f"metadata has room for {MOST_STORED_VOLUMES} volumes, not for {self.volumes}"
+            )
+        if self.backup_blocks and self.free_lines < REPLAY_LINES:
+            raise ValueError(
+                f"backup_blocks needs {REPLAY_LINES} lines beside those of metadata: {self.lines}"
+                f" lines leave {self.free_lines}"
             )
         self.check_shares()

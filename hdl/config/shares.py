@@ -3,15 +3,21 @@
 from dataclasses import dataclass
 
 from hdl.config.arrays import Arrays
-from hdl.config.background import Background
+from hdl.config.backup import Backup
 from hdl.config.data_path import DataPath
-from hdl.config.drives import Drives
 from hdl.config.nvme import Nvme
-from hdl.config.sizes import LEAVING, LINE_USERS, MENDED, OPERATIONS_PER_BLOCK, SUPERBLOCK_LINES
+from hdl.config.sizes import (
+    BACKUP_OPERATIONS,
+    LEAVING,
+    LINE_USERS,
+    MENDED,
+    OPERATIONS_PER_BLOCK,
+    SUPERBLOCK_LINES,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shares(DataPath, Nvme, Arrays, Drives, Background):
+class Shares(DataPath, Nvme, Arrays, Backup):
     """Part of `hdl.config.Config`: values that follow from the sizes of several other parts."""
 
     def check_shares(self) -> None:
@@ -61,9 +67,10 @@ class Shares(DataPath, Nvme, Arrays, Drives, Background):
     @property
     def page_lines(self) -> int:
         """Lines, the last ones, that are not handed out, because pages of metadata pass through:
-        the bitmap of each array, and then `moved_pages`."""
+        with a backup unit one of its own, the bitmap of each array, and then `moved_pages`."""
         bitmaps = self.arrays if self.durable_marks else 0
-        return bitmaps + (self.moved_pages if self.metadata else 0)
+        backup = 1 if self.backup_blocks else 0
+        return backup + bitmaps + (self.moved_pages if self.metadata else 0)
 
     @property
     def superblock_lines(self) -> int:
@@ -103,12 +110,13 @@ class Shares(DataPath, Nvme, Arrays, Drives, Background):
         operations. Walks need row slots and places as well. Beyond the operations of its blocks,
         all rows have at most `shared_lines` operations. Each drive has two flushes of the
         controller itself, one of them for rows, and with `durable_marks` a page. With `metadata`
-        there are `moved_pages` as well.
+        there are `moved_pages` as well, and with a backup unit `BACKUP_OPERATIONS`.
         """
         walks = self.walk_window + MENDED + LEAVING if self.background else 0
         operations = self.operations - self.shared_lines
         operations -= (2 + self.durable_marks) * self.ports
         operations -= self.moved_pages if self.metadata else 0
+        operations -= BACKUP_OPERATIONS if self.backup_blocks else 0
         return {
             "rows": self.rows - walks,
             "commands": self.commands - walks,

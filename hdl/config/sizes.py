@@ -61,6 +61,18 @@ spare."""
 SUPERBLOCK_LINES = 8
 """Superblocks that are written at once: a drive takes some eight times as long as making one."""
 
+LIST_RECORDS = 255
+"""Blocks that a list on the backup flash names: four words each, and a CRC."""
+
+MOST_LISTS = 128
+"""Lists that the head on the backup flash has room for."""
+
+REPLAY_LINES = 32
+"""Blocks that are replayed at once, each in a line. Nobody else uses lines then."""
+
+BACKUP_OPERATIONS = 16
+"""Drive operations that are kept for the backup flash."""
+
 OPERATIONS_PER_BLOCK = 4
 """Drive operations that a block of a host command counts for against the share of its array."""
 

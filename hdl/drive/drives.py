@@ -73,6 +73,8 @@ class Drives(wiring.Component):
         Time in clock cycles.
     deadline
         When a command may have taken too long, in clock cycles; all ones if none can.
+    room
+        How many operations can be taken.
     load_read
         How many blocks a port has been asked for and not answered.
     busy
@@ -101,6 +103,7 @@ class Drives(wiring.Component):
                 "fail": Out(stream.Signature(config.port_bits)),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
+                "room": Out(range(config.operations + 1)),
                 "load_read": In(TableRead(config.port_bits, load_bits(config))),
                 "busy": Out(1),
             }
@@ -152,6 +155,7 @@ class Drives(wiring.Component):
         connect(m, blocks.free, flipped(self.free))
         connect(m, flipped(self.load_read), queue.load_read)
         m.d.comb += [
+            self.room.eq(queue.room),
             queue.failed.eq(self.failed),
             self._held.eq(Cat(drive.restarted for drive in self.drives) | self.doubted),
         ]

@@ -52,10 +52,11 @@ class Owner(enum.Enum, shape=2):
 
 
 def owner_bits(config: Config) -> int:
-    """Width of the number of an owner, which is a row slot, a command slot, an array, or a line of
-    `hdl.metadata.page_mover.PageMover`."""
+    """Width of the number of an owner, which is a row slot, a command slot, an array, a line of
+    `hdl.metadata.page_mover.PageMover`, or a line that is replayed."""
     pages = bits_for_count(config.moved_pages) if config.metadata else 0
-    return max(config.row_slot_bits, config.slot_bits, config.array_bits, pages)
+    replayed = config.replay_bits if config.backup_blocks else 0
+    return max(config.row_slot_bits, config.slot_bits, config.array_bits, pages, replayed)
 
 
 def operation(config: Config) -> data.StructLayout:

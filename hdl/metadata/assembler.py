@@ -92,6 +92,9 @@ class Assembler(wiring.Component):
     valid
         A bit a port. The superblock of its drive is kept. A drive that goes away while a set is
         made up may still be in it.
+    covered
+        A bit a port. If all members of a set that are there are covered, it is as good as clean,
+        whatever its superblocks say (`hdl.redo.replay`).
     kept_read
         What is kept of superblocks.
     found
@@ -108,6 +111,7 @@ class Assembler(wiring.Component):
             {
                 "start": In(1),
                 "valid": In(config.ports),
+                "covered": In(config.ports),
                 "kept_read": Out(kept_read(config)),
                 "found": Out(stream.Signature(found_set(config))),
                 "member_read": In(found_member_read(config)),
@@ -159,6 +163,7 @@ class Assembler(wiring.Component):
         self._their_role = Signal(16)
 
         self._late = Signal()  # drives one event behind are sifted
+        self._uncovered = Signal()  # one that has a role is not covered
         self._one_late = Signal()  # one of them has a role
         self._odd = Signal()  # a device has another number than its role
         self._different = Signal()
@@ -226,6 +231,7 @@ class Assembler(wiring.Component):
                 found.spares.eq(0),
                 found.members.eq(0),
                 found.rebuilding.eq(0),
+                self._uncovered.eq(0),
                 self._one_late.eq(0),
                 self._odd.eq(0),
                 self._least.eq(~0),
@@ -492,7 +498,9 @@ class Assembler(wiring.Component):
                     m.d.sync += self._offset.eq(self._place)
                 with m.If(self._misplaced | (~is_first & (self._place != self._offset))):
                     m.d.sync += self._refused.eq(1)
+                covered = self.covered.bit_select(port, 1)
                 m.d.sync += [
+                    self._uncovered.eq(self._uncovered | ~covered),
                     self._one_late.eq(self._one_late | self._late),
                     self._odd.eq(self._odd | (self._number != role)),
                 ]
@@ -544,6 +552,7 @@ class Assembler(wiring.Component):
             shape = self._shape
             m.d.sync += [
                 found.hindrance.eq(self._hindrance(m)),
+                found.dirty.eq(self._is_dirty),
                 found.level.eq(shape.level),
                 found.strip_shift.eq(shape.strip_shift),
                 found.copies.eq(shape.copies),
@@ -552,6 +561,13 @@ class Assembler(wiring.Component):
                 found.data_offset.eq(self._offset[SECTOR_BITS:]),
             ]
             m.next = "OFFER"
+
+    @property
+    def _is_dirty(self) -> Value:
+        """Rows of the set may be inconsistent."""
+        found = self.found.payload
+        is_there = (found.members | found.rebuilding).any()
+        return found.dirty & (self._uncovered | ~is_there)
 
     @property
     def _is_renumbered(self) -> Value:
@@ -587,7 +603,7 @@ class Assembler(wiring.Component):
                     with m.Case(known):
                         spare = count + parities >= width
                         m.d.comb += enough[which].eq(spare)
-                        m.d.comb += certain[which].eq(Mux(found.dirty, count == width, spare))
+                        m.d.comb += certain[which].eq(Mux(self._is_dirty, count == width, spare))
                 with m.Case(1):
                     m.d.comb += [enough[which].eq(count != 0), certain[which].eq(count != 0)]
                 with m.Case(10):

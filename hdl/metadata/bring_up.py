@@ -109,6 +109,12 @@ class BringUp(wiring.Component):
         One bit per port. It is known what its drive holds.
     valid
         One bit per port. Its drive holds a superblock.
+    covered
+        One bit per port, see `Assembler`.
+    replayed
+        The redo record, if there is one, has been written to the drives.
+    surveyed
+        What the drives hold is known that were there soon after power-up.
     drives
         What the tables know of the drives.
     kept_read
@@ -167,6 +173,9 @@ class BringUp(wiring.Component):
                 "present": In(config.ports),
                 "known": In(config.ports),
                 "valid": In(config.ports),
+                "covered": In(config.ports),
+                "replayed": In(1),
+                "surveyed": Out(1),
                 "drives": In(DriveStates()),
                 "kept_read": Out(kept_read(config)),
                 "lists": Out(ListReads(config)),
@@ -253,6 +262,7 @@ class BringUp(wiring.Component):
         self._found = found.payload
         m.d.comb += [
             assembler.valid.eq(self.present & self.known & self.valid & ~self.drives.used),
+            assembler.covered.eq(self.covered),
             assembler.kept_read.data.eq(self.kept_read.data),
             assembler.member_read.address.eq(self._place_in_span),
             self.record_read.address.eq(self._entry),
@@ -378,7 +388,8 @@ class BringUp(wiring.Component):
         port = asked.payload.port
         in_range = port < self._config.ports
         used = in_range & self.drives.used.bit_select(port[: self._config.port_bits], 1)
-        self._begins = settled & known & news
+        m.d.comb += self.surveyed.eq(settled & known)
+        self._begins = self.surveyed & self.replayed & news
         self._starts = Signal()
         m.d.sync += [
             self._cycles.eq(self._cycles + ~settled),

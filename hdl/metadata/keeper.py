@@ -13,7 +13,7 @@ from hdl.flow.operation import DriveStatus
 from hdl.flow.table_read import geometry_read, member_read
 from hdl.kit.pick import lowest_bit
 from hdl.kit.pulse import Pulse
-from hdl.kit.table import Table
+from hdl.kit.table import Table, TableRead
 from hdl.metadata.bitmap import md_uses
 from hdl.metadata.records import listed, model_read, record, record_read, span_read
 from hdl.metadata.spans import SPAN_BITS
@@ -189,6 +189,10 @@ class Keeper(wiring.Component):
         One bit per port. It is the keeper's: it has been written, or is to become zeros.
     sound
         One bit per port. Its superblock is what was written last.
+    steady
+        One bit per array. Its superblocks say what is so, and its rows are in sync.
+    home_read
+        The array that the superblock at a port belongs to.
     has_model, model_read
         One bit per array. A superblock of one of its members is kept. The port of that drive.
     listed
@@ -261,6 +265,8 @@ class Keeper(wiring.Component):
                 "claimed": Out(config.ports),
                 "owned": Out(MAX_DRIVES),
                 "sound": Out(MAX_DRIVES),
+                "steady": Out(config.arrays),
+                "home_read": In(TableRead(config.port_bits, config.array_bits)),
                 "has_model": Out(config.arrays),
                 "model_read": In(model_read(config)),
                 "listed": In(Pulse(listed(config))),
@@ -288,7 +294,7 @@ class Keeper(wiring.Component):
         self._records = Table(record(), config.arrays, reads=4)
         # By span and array: how many more events its superblocks have than those of the first.
         self._more = Table(EVENT_BITS, 1 << (SPAN_BITS + config.array_bits))
-        self._homes = Table(home(config), MAX_DRIVES)
+        self._homes = Table(home(config), MAX_DRIVES, reads=2)
         self._models = Table(config.port_bits, config.arrays, reads=2)
         self._owners = Table(config.array_bits, config.volumes)  # the array of each volume
         self._shape = MdShape(config=config)
@@ -420,6 +426,7 @@ class Keeper(wiring.Component):
             self._end(m)
             asked = keep.ongoing("SEND") | keep.ongoing("LISTEN")
             m.d.comb += self.opens.eq(Mux(self._wipes & asked, 1 << self._port, 0))
+            self._say_steady(m, keep.ongoing("REST"), change.ongoing("PASS"))
             if self._config.durable_marks:
                 self._refresh(m)
         self._hear_listed(m)
@@ -521,6 +528,20 @@ class Keeper(wiring.Component):
             m.d.sync += [self.facts.dirty.eq(dirty), says_clean.eq(says_clean | ~dirty)]
         with m.If(self._stores & self.facts.dirty):
             self._release(m)
+
+    def _say_steady(self, m: Module, rests: Value, unchanged: Value) -> None:
+        """Whose superblocks say what is so."""
+        homes = self._homes.reads[1]
+        m.d.comb += [
+            homes.address.eq(self.home_read.address),
+            self.home_read.data.eq(homes.data.array),
+        ]
+        at_hand = Mux(rests, 0, 1 << self._array)
+        in_sync = ~(self.unsynced | self._inconsistent | self.doubts)
+        for array, of in enumerate(self._of):
+            false = ((self._lost | self._excused) & of).any()
+            steady = self.kept & ~self._due & ~at_hand & in_sync
+            m.d.comb += self.steady[array].eq(steady[array] & self.settled & unchanged & ~false)
 
     def _release(self, m: Module) -> None:
         """Rows of the array at hand wait no longer."""

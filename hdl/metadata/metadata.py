@@ -1,6 +1,6 @@
 """Arrays live on their drives: what is read of drives, brought up, and written to them."""
 
-from amaranth.hdl import Cat, Module
+from amaranth.hdl import Cat, Module, Mux
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -18,6 +18,7 @@ from hdl.flow.table_read import geometry_read, member_read, placed_read, volume_
 from hdl.flow.volume_facts import volume_facts_read
 from hdl.kit.merge import FirstOf, Interleave, Merge, split
 from hdl.kit.pulse import Pulse
+from hdl.kit.table import TableRead
 from hdl.metadata.bitmap_writer import BitmapWriter
 from hdl.metadata.bring_up import BringUp
 from hdl.metadata.change_turns import ChangeTurns
@@ -26,7 +27,7 @@ from hdl.metadata.host_changes import HostChanges
 from hdl.metadata.keeper import Keeper
 from hdl.metadata.spare_keeper import SpareKeeper
 from hdl.metadata.stored_marks import StoredMarks
-from hdl.metadata.superblock import Finding
+from hdl.metadata.superblock import Finding, kept_read
 from hdl.metadata.superblocks import Superblocks
 from hdl.nvme.admin.names import Card
 
@@ -89,6 +90,17 @@ class Metadata(wiring.Component):
         The host wants the controller to work.
     ready
         It can: the arrays that the drives hold are there, and their superblocks say so.
+    replayed, covered, surveyed
+        Those of `hdl.metadata.bring_up.BringUp`.
+    known
+        One bit per port. What is kept is the superblock of the drive that is there.
+    freezes
+        With `Config.backup_blocks`, a level: the power fails, and superblocks stay as they are.
+    redo_reads, redo_kept_read
+        With `Config.backup_blocks`: what is kept of superblocks is read for the redo record, while
+        a level says so.
+    sound, steady, home_read, says_clean
+        Those of `hdl.metadata.keeper.Keeper`.
     withholds, forsaken
         One bit per array. Nothing of it may be acknowledged to the host, or nothing that writes to
         it (`hdl.metadata.withheld.Withheld`).
@@ -150,6 +162,17 @@ class Metadata(wiring.Component):
                 "clean": Out(1),
                 "wanted": In(1),
                 "ready": Out(1),
+                "replayed": In(1),
+                "covered": In(config.ports),
+                "surveyed": Out(1),
+                "known": Out(config.ports),
+                "freezes": In(1),
+                "redo_reads": In(1),
+                "redo_kept_read": In(kept_read(config)),
+                "sound": Out(MAX_DRIVES),
+                "steady": Out(config.arrays),
+                "home_read": In(TableRead(config.port_bits, config.array_bits)),
+                "says_clean": Out(config.arrays),
                 "withholds": Out(config.arrays),
                 "forsaken": Out(config.arrays),
                 "first_page": In(config.line_bits),
@@ -249,7 +272,15 @@ class Metadata(wiring.Component):
         connect(m, host.imports, bring_up.imports)
         connect(m, bring_up.changes, turns.users[1])
         connect(m, turns.changes, flipped(self.changes))
-        connect(m, bring_up.kept_read, superblocks.kept_read)
+        kept, asked = superblocks.kept_read, bring_up.kept_read
+        m.d.comb += [
+            kept.address.eq(Mux(self.redo_reads, self.redo_kept_read.address, asked.address)),
+            asked.data.eq(kept.data),
+            self.redo_kept_read.data.eq(kept.data),
+            bring_up.replayed.eq(self.replayed),
+            bring_up.covered.eq(self.covered),
+            self.surveyed.eq(bring_up.surveyed),
+        ]
         connect(m, bring_up.lists, superblocks.lists)
         connect(m, bring_up.bitmaps, superblocks.bitmaps)
         connect(m, superblocks.load, flipped(self.load))
@@ -261,6 +292,7 @@ class Metadata(wiring.Component):
         m.d.comb += [
             keeper.known.eq(superblocks.known),
             keeper.valid.eq(valid & superblocks.known),
+            self.known.eq(valid & superblocks.known),
         ]
         for port, standing in enumerate(self.standings):
             with m.If(self.present[port] & superblocks.known[port]):
@@ -305,9 +337,14 @@ class Metadata(wiring.Component):
             keeper.unsynced.eq(self.arrays.unsynced),
             keeper.doubts.eq(self.arrays.doubts),
             keeper.essential.eq(self.arrays.essential),
-            keeper.settled.eq(self.arrays.settled),
+            keeper.settled.eq(self.arrays.settled & ~self.freezes),
             keeper.parting.eq(self.parting),
             self.opens.eq(keeper.opens),
+            self.sound.eq(keeper.sound & self.known),
+            self.steady.eq(keeper.steady),
+            keeper.home_read.address.eq(self.home_read.address),
+            self.home_read.data.eq(keeper.home_read.data),
+            self.says_clean.eq(keeper.says_clean),
             self.withholds.eq(keeper.withholds),
             self.forsaken.eq(keeper.forsaken),
         ]

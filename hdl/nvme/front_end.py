@@ -123,6 +123,8 @@ class NvmeFrontEnd(wiring.Component):
         hot spare.
     drive_standing
         Of the superblock at each drive port.
+    backup_failed
+        The backup unit could not save what it should.
     card
         What the names of card and namespaces are made of (`hdl.nvme.admin.names.Names`).
     lines
@@ -169,6 +171,7 @@ class NvmeFrontEnd(wiring.Component):
                 "drive_foreign": In(config.ports),
                 "drive_spare": In(config.ports),
                 "drive_standing": In(drive_standing()).array(config.ports),
+                "backup_failed": In(1),
                 "card": In(Card()),
                 "temperature": In(16),
                 "lines": Out(LineAccess(config)),
@@ -669,7 +672,7 @@ class NvmeFrontEnd(wiring.Component):
             too_warm.eq((kelvin >= admin.settings.over) | (kelvin <= admin.settings.under)),
             degraded.eq((drives.used & (drives.failed | drives.stale)).any()),
         ]
-        warning = Cat(Const(0, 1), too_warm, degraded, Const(0, 2))
+        warning = Cat(Const(0, 1), too_warm, degraded, Const(0, 1), self.backup_failed)
         m.d.comb += [
             self._health.conditions.eq(Cat(Const(1, 1), self._slots.active, warm, hot)),
             pages.health.temperature.eq(kelvin),

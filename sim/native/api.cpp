@@ -211,6 +211,18 @@ int64_t striata_set_card(Handle* handle, int64_t identity, int64_t nonce) {
     });
 }
 
+int64_t striata_set_backup(Handle* handle, int64_t fails, int64_t blocks) {
+    return guard(handle, [&](Harness& harness) {
+        check_range("blocks", blocks, 0, (int64_t(1) << 32) - 1);
+        harness.set_backup(fails != 0, uint32_t(blocks));
+        return 0;
+    });
+}
+
+int64_t striata_saved(Handle* handle) {
+    return guard(handle, [&](Harness& harness) { return int64_t(harness.saved()); });
+}
+
 int64_t striata_set_begin(Handle* handle, int64_t begin) {
     return guard(handle, [&](Harness& harness) {
         harness.set_begin(uint64_t(begin));

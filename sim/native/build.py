@@ -287,6 +287,12 @@ def _header(config: Config, model: Path) -> str:
     for port in ("identity", "nonce"):
         if port in members:  # a stand-in has no name
             binds.append(f"pins.{port} = {pointer(port, 'uint64_t')};")
+    if config.backup_blocks:
+        binds += [
+            f"pins.power_fail = {pointer('backup__power_fail')};",
+            f"pins.energy_blocks = {pointer('backup__energy_blocks', 'uint32_t')};",
+            f"pins.saved = {pointer('backup__saved')};",
+        ]
     for bus in ("rq", "rc", "cq", "cc"):
         binds += [f"pins.{bus}.{pin} = {pointer(f'{bus}_{port}')};" for pin, port in AXI.items()]
     status = {name: Shape.cast(member.shape) for name, member in PcieStatus().members.items()}

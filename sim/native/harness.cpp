@@ -263,6 +263,18 @@ void Harness::set_card(uint64_t identity, uint64_t nonce) {
     if (pins_.nonce) *pins_.nonce = nonce;
 }
 
+void Harness::set_backup(bool fails, uint32_t blocks) {
+    if (!pins_.power_fail) throw ModelError("the controller has no backup unit");
+    *pins_.power_fail = fails;
+    *pins_.energy_blocks = blocks;
+    streak_ = 0;
+}
+
+bool Harness::saved() const {
+    if (!pins_.saved) throw ModelError("the controller has no backup unit");
+    return *pins_.saved;
+}
+
 void Harness::set_identity(int64_t port, uint64_t identity) {
     ports_[index(port)]->set_identity(identity);
     streak_ = 0;

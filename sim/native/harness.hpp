@@ -36,6 +36,9 @@ public:
     void set_present(int64_t port, bool present);
     void restart(int64_t port);
     void set_identity(int64_t port, uint64_t identity);
+    // What the backup unit says.
+    void set_backup(bool fails, uint32_t blocks);
+    bool saved() const;
     void set_card(uint64_t identity, uint64_t nonce);
     // The time of the design's clock as it leaves reset, in cycles.
     void set_begin(uint64_t begin) { begin_ = begin; }

@@ -27,6 +27,8 @@ from sim.native.build import build_controller
 from sim.native.parameters import DriveParameters, Expander, Ideal, LinkParameters
 
 DEFAULT_MEMORY_BYTES = 64 << 20
+ENERGY_BLOCKS = 1 << 20
+"""What a backup unit has energy for unless it is told."""
 EVENTS_AT_ONCE = 256
 ERROR_BYTES = 512
 PICOSECONDS_PER_NANOSECOND = 1000
@@ -138,6 +140,8 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("restart_drive", number, [pointer, number]),
         ("lose_power", number, [pointer, number, number]),
         ("set_card", number, [pointer, number, number]),
+        ("set_backup", number, [pointer, number, number]),
+        ("saved", number, [pointer]),
         ("set_begin", number, [pointer, number]),
         ("set_identity", number, [pointer, number, number]),
         ("replace_drive", number, [pointer, number]),
@@ -315,6 +319,9 @@ class Harness:
         self.nonce = chance.getrandbits(64) if nonce is None else nonce
         self._call("set_card", _signed(self.identity), _signed(self.nonce))
         self._call("set_begin", begin)
+        self._energy, self._fails = ENERGY_BLOCKS, False
+        if config.backup_blocks:
+            self.set_energy(ENERGY_BLOCKS)
         self._drives_made = 0
         for port in range(config.ports):
             self._name_drive(port)
@@ -505,6 +512,21 @@ class Harness:
             self._call("replace_drive", port)
             self._name_drive(port)
         self._call("set_present", port, 1)
+
+    def set_energy(self, blocks: int) -> None:
+        """The backup unit has energy for so many blocks from now on."""
+        self._energy = blocks
+        self._call("set_backup", self._fails, blocks)
+
+    def fail_power(self) -> None:
+        """The backup unit says that the power is about to go. It never takes that back."""
+        self._fails = True
+        self._call("set_backup", True, self._energy)
+
+    @property
+    def saved(self) -> bool:
+        """Nothing more is to be saved since `fail_power`."""
+        return bool(self._call("saved"))
 
     def power_loss(self, ports: Iterable[int] | None = None, *, off_ns: float = 0) -> None:
         """Drives (all of them) lose power at once, as when each is removed.

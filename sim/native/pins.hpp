@@ -67,6 +67,9 @@ struct Pins {
     uint64_t* now;
     uint64_t* identity = nullptr;  // of the card, where it asks for one
     uint64_t* nonce = nullptr;
+    uint8_t* power_fail = nullptr;  // of the backup unit, where there is one
+    uint32_t* energy_blocks = nullptr;
+    uint8_t* saved = nullptr;
     uint8_t* quiet;
     uint64_t* deadline;
     DrivePins drives[kMaxPorts];

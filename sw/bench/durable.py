@@ -1,6 +1,7 @@
 """Rows that say what it costs that arrays live on their drives (`Config.metadata`).
 
-Their limits are the same on a card that forgets its arrays, but for the time from power-up.
+Their limits are the same on a card that forgets its arrays, but for the time from power-up, and
+that of a save. Rows of a backup unit (`Config.backup_blocks`) begin with ``backup``.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from itertools import pairwise
 
 from hdl.config import BLOCK_BYTES, Config, board
 from hdl.flow.geometry import Level
+from sim.golden.redo import read
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.bench.healthy import (
     DRIVE_LATENCY_NS,
@@ -36,6 +38,15 @@ IDLE_NS = 5_000_000_000
 
 IN_USE = 32
 """Writes of which the mean is taken."""
+
+FLASH_BLOCKS = 2048
+"""Blocks of the backup flash, which has room for all lines."""
+
+SAVE_LIMIT_US = 50_000
+"""As long as the capacitors of a small supply last."""
+
+WRITERS, APART = 256, 4096
+"""Hosts that write as the power fails, and how far from each other."""
 
 READERS = 64
 LOSS_NS = 10_000_000
@@ -121,6 +132,82 @@ def _power_up(_share: float, *, cut: bool) -> Figure:
     return spent, "us", READY_LIMIT_US, READY_LIMIT_US / spent
 
 
+def backed(ports: int) -> Config:
+    """The usual controller for so many drives, and a flash at one port more."""
+    return replace(board(ports + 1), backup_blocks=FLASH_BLOCKS)
+
+
+def _kept_with_backup(level: Level, profile: Profile, share: float) -> Figure:
+    """The rate with a backup unit, and the share of it that is left."""
+    outstanding = RANDOM_OUTSTANDING if profile.random else OUTSTANDING[8]
+    with_it = load_card(8, level, profile, outstanding, share, config=backed(8))
+    without = load_card(8, level, profile, outstanding, share, config=forgetful(8))
+    if profile.random:
+        value, limit, unit = with_it.result.io_s, without.result.io_s, "IO/s"
+    else:
+        value, limit, unit = data_rate(profile, with_it), data_rate(profile, without), "MB/s"
+    return value, unit, limit, value / limit
+
+
+def _backup(_share: float, *, saves: bool) -> Figure:
+    """From the warning that the power goes until the record is saved, or from power-up with that
+    record until the host has its queues."""
+    config = backed(PORTS)
+    drives = [DRIVE] * config.ports
+
+    async def load(card: SimulatedCard) -> None:
+        await card.nvme.start(queue_pairs=1)
+        await card.nvme.set_write_cache(on=False)
+        array = await raid.create_array(
+            card.nvme, Level.RAID6, range(PORTS), strip_kib=STRIP_KIB, assume_consistent=True
+        )
+        namespace = await raid.create_volume(card.nvme, array)
+        for number in range(WRITERS):
+            card.transport.spawn(_write_on(card, namespace, number))
+        await card.transport.sleep(LOSS_NS)
+
+    async def warn(card: SimulatedCard) -> float:
+        began = card.transport.now_ns
+        card.harness.fail_power()
+        card.harness.power_loss(range(PORTS))
+        while not card.harness.saved:
+            await card.transport.sleep(1000)
+        return (card.transport.now_ns - began) / 1000
+
+    async def wake(card: SimulatedCard) -> float:
+        await card.nvme.start(queue_pairs=1)
+        spent = card.transport.now_ns / 1000
+        (array,) = await raid.arrays(card.nvme)
+        if array.width != PORTS or array.degraded or not array.in_sync:
+            raise RuntimeError("the array is not what it was")
+        return spent
+
+    power = partial(SimulatedCard, config, drives, link=LINK, identity=IDENTITY)
+    with power() as card:
+        card.run(load(card))
+        spent = card.run(warn(card))
+        card.harness.power_loss()
+        images = [card.harness.image(port) for port in range(config.ports)]
+    record = read(images[config.backup_port], overhead=config.backup_overhead)
+    if record is None or not record.blocks:
+        raise RuntimeError("nothing was on its way")
+    if saves:
+        return spent, "us", SAVE_LIMIT_US, SAVE_LIMIT_US / spent
+    with power() as card:
+        for port, image in enumerate(images):
+            card.harness.put_image(port, image)
+        spent = card.run(wake(card))
+    return spent, "us", READY_LIMIT_US, READY_LIMIT_US / spent
+
+
+async def _write_on(card: SimulatedCard, namespace: int, number: int) -> None:
+    """Writes block after block, far from those of other writers."""
+    block = number * APART
+    while True:
+        await _write(card, namespace, block)
+        block += 1
+
+
 def _first_write(_share: float) -> Figure:
     """The first write to an array that was idle. Its limit is a write to one that is in use."""
 
@@ -185,4 +272,11 @@ def rows() -> dict[str, Callable[[float], Figure]]:
         "durable-power-up-after-a-cut-raid6-24": partial(_power_up, cut=True),
         "durable-first-write-raid6-24": _first_write,
         "durable-drive-loss-raid6-24": _loss,
+        "backup-write-seq-raid5-8": partial(_kept_with_backup, Level.RAID5, SEQUENTIAL_WRITE),
+        "backup-write-seq-raid6-8": partial(_kept_with_backup, Level.RAID6, SEQUENTIAL_WRITE),
+        "backup-write-4k-random-raid5-8": partial(
+            _kept_with_backup, Level.RAID5, RANDOM_WRITE
+        ),
+        "backup-save-raid6-24": partial(_backup, saves=True),
+        "backup-power-up-raid6-24": partial(_backup, saves=False),
     }

@@ -57,6 +57,7 @@ class Register(IntEnum):
     DOORBELLS = 0x1000
 
 
+FEATURE_WRITE_CACHE = 0x06
 FEATURE_NUMBER_OF_QUEUES = 0x07
 
 

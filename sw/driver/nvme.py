@@ -8,6 +8,7 @@ from hdl.config import SECTOR_BYTES
 from sw.driver.commands import (
     BLOCK_BYTES,
     FEATURE_NUMBER_OF_QUEUES,
+    FEATURE_WRITE_CACHE,
     IDENTIFY_BYTES,
     Admin,
     Command,
@@ -130,6 +131,15 @@ class Nvme:
         await self._wait_status(
             CSTS_SHUTDOWN, CSTS_SHUT_DOWN, "CSTS.SHST did not become 2", 1e3 * identity.shutdown_us
         )
+
+    async def set_write_cache(self, *, on: bool) -> None:
+        """Switches the volatile write cache on or off (NVMe 1.4 section 5.21.1.6).
+
+        Once it is off, all that has been written is stored, and each write is stored before it
+        ends. So it is until the controller is reset.
+        """
+        command = Command(Admin.SET_FEATURES, dwords=(FEATURE_WRITE_CACHE, int(on)))
+        await self.admin(command, f"switch the write cache {'on' if on else 'off'}")
 
     async def admin(
         self,

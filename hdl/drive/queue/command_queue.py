@@ -80,6 +80,8 @@ class CommandQueue(wiring.Component):
         A command is about to be sent.
     end
         A command is over.
+    room
+        How many operations can be taken.
     load_read
         How many blocks a port has been asked for and not answered.
     operations
@@ -111,6 +113,7 @@ class CommandQueue(wiring.Component):
                 "end": In(stream.Signature(command_end(config))),
                 "operations": In(TableRead(number, queued_operation(config))),
                 "next_operation": In(TableRead(number, number)),
+                "room": Out(range(config.operations + 1)),
                 "load_read": In(TableRead(config.port_bits, load_bits(config))),
                 "busy": Out(1),
             }
@@ -325,6 +328,7 @@ class CommandQueue(wiring.Component):
             report.moved.eq(self._moved),
             report.several.eq(self._several),
             self._ends.input.payload.eq(report.report),
+            self.room.eq(self._free.level),
             self._free.give.payload.eq(self._cursor),
         ]
 

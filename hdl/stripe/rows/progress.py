@@ -72,6 +72,9 @@ def progress(config: Config) -> data.StructLayout:
     data role, or copy, that the pass under way looks into; ``half``: of a block that is written to
     two drives one has ended; ``old``: targets that hold what they held before the row was written,
     for certain; ``blank``: those that stay without a block which the row does without.
+
+    With ``backup_blocks``: ``unwritten``: targets whose block is in its line, and on its way to the
+    drive.
     """
     background = {
         "nonzero": config.parities,
@@ -82,6 +85,7 @@ def progress(config: Config) -> data.StructLayout:
         "old": targets(config),
         "blank": targets(config),
     }
+    backup = {"unwritten": targets(config)}
     return data.StructLayout(
         {
             "phase": Phase,
@@ -95,6 +99,7 @@ def progress(config: Config) -> data.StructLayout:
             "retry": targets(config),
             "refused": targets(config),
             **optional(config.background, background),
+            **optional(config.backup_blocks, backup),
             **slow_field(config),
             **early_field(config),
         }

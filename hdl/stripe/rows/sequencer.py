@@ -11,14 +11,17 @@ from hdl.flow.drive_states import DriveStates
 from hdl.flow.host_command import Status
 from hdl.flow.intention import intention
 from hdl.flow.line import line_stream
-from hdl.flow.operation import finished, landed, operation
+from hdl.flow.operation import DriveStatus, Opcode, finished, landed, operation
 from hdl.flow.parity_pass import pass_done, step
 from hdl.flow.piece import piece
+from hdl.flow.recalled import recalled
 from hdl.flow.recovery import tried_bits
 from hdl.flow.row import RowKind, committed, row_state, strip_state
 from hdl.flow.table_read import ArrayReads
 from hdl.flow.walk import MendRequest, WalkKind, walked
+from hdl.kit.bits import ones
 from hdl.kit.pick import lowest_bit
+from hdl.kit.pulse import Pulse
 from hdl.kit.queue import Queue
 from hdl.kit.table import TableRead
 from hdl.stripe.mends import Mends
@@ -45,6 +48,15 @@ from hdl.stripe.walks.walk_outcome import WalkOutcome
 REFUSAL_CYCLES = 4096
 """Cycles that the sequencer waits for the states of arrays at most, each time that a row is judged.
 """
+
+MAKE_RIGHT = (WalkKind.RESYNC, WalkKind.ZERO, WalkKind.REPAIR, WalkKind.SALVAGE)
+"""Walks that make rows consistent. What they write must be stored before that is believed. Others
+that write do so to drives that are not believed before these have been flushed."""
+
+
+def unwritten_bits(config: Config) -> int:
+    """Width of the number of blocks that are on their way to drives."""
+    return bits_for_count(config.rows * targets(config) + 1)
 
 
 class Sequencer(wiring.Component):
@@ -83,6 +95,12 @@ class Sequencer(wiring.Component):
     that is walked ends in one ``walked``, before ``retired``. While a member migrates, what
     it gets is written to the migration target as well. If the target does not store that, it is
     reported on ``fail``, and nothing else comes of it.
+
+    With ``backup_blocks``, a row's redo record is what it has sent to its drives and has not seen
+    end: ``unwritten`` of `hdl.stripe.rows.progress.progress`, and their lines. No row begins unless
+    what it may write has room among ``most_unwritten`` blocks, and it keeps that until it ends, or
+    is planned again. Once power fails the sequencer ends what it does for the row at hand, begins
+    nothing else, and tells the records of all rows.
 
     About 5 cycles to send and 6 to finish an operation, 3 a parity step, 30 + width more a row.
 
@@ -142,6 +160,17 @@ class Sequencer(wiring.Component):
         With ``intent_chunks``, and with ``durable_marks``: as for `RowPlanning`.
     exists
         With ``array_shares``: bit an array, as for `RowPlanning`.
+    recalls
+        With ``backup_blocks``, a level: power fails. No end of an operation is of interest.
+    recalled
+        With ``backup_blocks``: blocks that are on their way to drives, and a last entry that is
+        none. Then they come once more, in the same order. 3 cycles a row slot, and 5 a block.
+    most_unwritten
+        With ``backup_blocks``, a level: so many blocks may be on their way. It is 2 * ``targets``
+        at least.
+    exposes
+        With ``backup_blocks``: what is written to this array may not be stored, or a drive has not
+        stored it.
 
     ``finished`` and ``pass_done`` are taken whatever ``operation``, ``step`` and ``allocate`` do:
     the operations of a row are queued inside, and a row begins a phase only when all of them fit.
@@ -181,6 +210,10 @@ class Sequencer(wiring.Component):
                 "begun": Out(stream.Signature(intention(config))),
                 "lets": In(stream.Signature(slot)),
                 "exists": In(config.arrays),
+                "recalls": In(1),
+                "recalled": Out(stream.Signature(recalled(config))),
+                "most_unwritten": In(unwritten_bits(config)),
+                "exposes": Out(Pulse(config.array_bits)),
                 "busy": Out(1),
             }
         )
@@ -269,6 +302,13 @@ class Sequencer(wiring.Component):
         self._delayed = Signal()  # this one has been waited for
         self._waited = Signal(range(REFUSAL_CYCLES + 1))
 
+        # Blocks that rows which have begun may write, and whether those of another row have room.
+        self._reserved = Signal(unwritten_bits(config))
+        self._reserves = Signal()
+        self._releases = Signal()
+        self._has_room = Signal(init=1)
+        self._recalled_all = Signal()
+
         # How the row ends.
         self._abandoned = Signal()  # its erasures cannot be solved
         self._filled = Signal()  # it goes back to the gatherer
@@ -286,8 +326,14 @@ class Sequencer(wiring.Component):
         self._connect_sending(m)
         self._connect_ends(m)
         self._connect_walks(m)
+        if config.backup_blocks:
+            self._reserve(m)
         with m.FSM(name="sequence") as fsm:
+            if config.backup_blocks:
+                self._forget(m)
             moves = self._rest(m)
+            if config.backup_blocks:
+                self._recall(m)
             self._end_operation(m)
             self._end_pass(m)
             self._begin(m)
@@ -306,8 +352,10 @@ class Sequencer(wiring.Component):
             if config.background:
                 self._end_walk(m)
             self._retire(m)
+            offers = fsm.ongoing("RECALLED") if config.backup_blocks else 0
+        waits = fsm.ongoing("IDLE") | (offers & ~self.recalled.ready)
         m.d.comb += self.busy.eq(
-            ~fsm.ongoing("IDLE") | moves | self._queues.busy | self._planning.busy
+            ~waits | moves | self._queues.busy | self._planning.busy
         )
         return m
 
@@ -511,6 +559,7 @@ class Sequencer(wiring.Component):
         """The state IDLE: what can be done next, most urgent first; whether anything moves."""
         planning, todo, pass_done = self._planning, self._todo, self._early.done
         flushed, room = self._flushes.done, self._queues.room
+        recalls = self.recalls
         with m.State("IDLE"):
             m.d.sync += [
                 self._ended.eq(0),
@@ -524,7 +573,10 @@ class Sequencer(wiring.Component):
                 self._unstored.eq(0),
                 self._waited.eq(0),
             ]
-            with m.If(self.finished.valid):
+            with m.If(recalls):
+                if self._config.backup_blocks:
+                    m.next = "RECALL"
+            with m.Elif(self.finished.valid):
                 m.d.comb += self.finished.ready.eq(1)
                 m.d.sync += [
                     self._event.eq(self.finished.payload),
@@ -551,13 +603,13 @@ class Sequencer(wiring.Component):
                 m.d.comb += todo.output.ready.eq(1)
                 m.d.sync += self._slot.eq(todo.output.payload)
                 m.next = "LOAD-ROW"
-            with m.Elif(planning.ready.valid & room):
+            with m.Elif(planning.ready.valid & room & self._has_room):
                 m.d.comb += planning.ready.ready.eq(1)
                 m.d.sync += self._slot.eq(planning.ready.payload)
                 m.next = "LOAD-PROGRAM"
         # At rest, only what arrives, or room for what is queued, moves anything.
-        moves = self.finished.valid | pass_done.valid | todo.filling
-        moves |= room & (todo.output.valid | planning.ready.valid)
+        moves = self.finished.valid | pass_done.valid | todo.filling | recalls
+        moves |= room & (todo.output.valid | (planning.ready.valid & self._has_room))
         moves |= self._flushes.busy
         moves |= self._mends.busy | (self.mends[1].walk.valid & self.mends[1].walk.ready)
         return moves | self._early.busy
@@ -578,6 +630,8 @@ class Sequencer(wiring.Component):
                 self._report.eq(result.report),
                 self._release.eq(result.written & ~own_line & self._operation.has_line),
             ]
+            if self._config.backup_blocks:
+                self._note_end(m)
             m.next = "SETTLE-EVENT"
         with m.State("SETTLE-EVENT"):
             m.d.comb += [
@@ -620,6 +674,7 @@ class Sequencer(wiring.Component):
         with m.State("LOAD-PROGRAM"):
             m.next = "BEGIN"
         with m.State("BEGIN"):
+            m.d.comb += self._reserves.eq(1)
             m.d.sync += [now.eq(0), now.bad.eq(program.bad)]
             with m.If(program.again):
                 m.d.sync += [
@@ -770,6 +825,8 @@ class Sequencer(wiring.Component):
             unwritten = program.aux & (again | program.single.replicate(config.ports))
             with m.If(self._walks & self._mixed):
                 self._give_back(m, unwritten, then=Next.PLAN)
+                if config.backup_blocks:
+                    m.d.sync += now.unwritten.eq(0)
 
     def _compare(self, m: Module) -> None:
         """The states SUSPECT, when parities or copies have been compared, and COMPARE, which begins
@@ -872,6 +929,103 @@ class Sequencer(wiring.Component):
             with m.If(self._operation.dated & self.drives.undecided):
                 m.d.comb += self._queues.send_operation.eq(0)
                 m.next = "SEND"
+                if self._config.backup_blocks:
+                    # Nobody decides that once the power fails.
+                    with m.If(self.recalls):
+                        m.next = "SELECT-TARGET"
+            if self._config.backup_blocks:
+                with m.Elif(self._writing):
+                    self._note_sent(m)
+
+    def _reserve(self, m: Module) -> None:
+        """How many blocks may be on their way to drives."""
+        most, blocks = targets(self._config), ones(self._program.write)
+        more, fewer = Mux(self._reserves, blocks, 0), Mux(self._releases, blocks, 0)
+        m.d.sync += [
+            self._reserved.eq(self._reserved + more - fewer),
+            self._has_room.eq(self._reserved + most <= self.most_unwritten),
+        ]
+        m.d.comb += self.exposes.payload.eq(self._program.array)
+
+    def _note_sent(self, m: Module) -> None:
+        """Ends a state: a block is sent to a drive, for the first time or again."""
+        program, sent = self._program, self._operation
+        own = self._now.unwritten.bit_select(self._number, 1)
+        right = Cat(program.walk.kind == kind for kind in MAKE_RIGHT).any()
+        stored = sent.operation.fua | (self._walks & ~right)
+        m.d.comb += self.exposes.valid.eq(~(sent.has_line & stored))
+        with m.If(sent.has_line):
+            m.d.sync += own.eq(1)
+
+    def _note_end(self, m: Module) -> None:
+        """In a state: an operation has ended, well or for good, or it will be sent again."""
+        event, result, now = self._event, self._operation_result, self._now
+        again = result.after.retry.bit_select(self._number, 1)
+        ends = (event.opcode == Opcode.WRITE) & ~again
+        m.d.comb += self.exposes.valid.eq(ends & (event.status != DriveStatus.GOOD))
+        with m.If(ends):
+            m.d.sync += now.unwritten.bit_select(self._number, 1).eq(0)
+
+    def _forget(self, m: Module) -> None:
+        """The state FORGET, after a reset: no row has written anything yet."""
+        with m.State("FORGET"):
+            m.d.comb += self._state_write.en.eq(1)
+            m.d.sync += self._slot.eq(self._slot + 1)
+            with m.If(self._slot == self._config.rows - 1):
+                m.next = "IDLE"
+
+    def _unless_power_fails(self, m: Module) -> None:
+        """In a state of a row whose writes have ended, which waits for somebody who may never be
+        ready once the power fails."""
+        if self._config.backup_blocks:
+            with m.If(self.recalls):
+                m.next = "RECALL"
+
+    def _recall(self, m: Module) -> None:
+        """The states from RECALL, of a card whose power fails: blocks that are on their way, of one
+        row slot after the other."""
+        program, pending, told = self._program, self._pending, self.recalled.payload
+        sent = self._operation.operation
+        last = self._slot == self._config.rows - 1
+        with m.State("RECALL"):
+            m.d.sync += [self._slot.eq(0), self._writing.eq(1), self._recalled_all.eq(0)]
+            m.next = "RECALL-ROW"
+        with m.State("RECALL-ROW"):
+            m.next = "RECALL-COPY"
+        with m.State("RECALL-COPY"):
+            m.d.sync += [
+                self._now.eq(self._state_read.data),
+                pending.eq(self._state_read.data.unwritten),
+            ]
+            m.next = "RECALL-SELECT"
+        with m.State("RECALL-SELECT"):
+            m.d.sync += [self._number.eq(self._lowest), pending.eq(pending & (pending - 1))]
+            m.next = "RECALL-TARGET"
+            with m.If(~pending.any()):
+                m.d.sync += [self._slot.eq(self._slot + 1), self._recalled_all.eq(last)]
+                m.next = "RECALL-ROW"
+                with m.If(last):
+                    m.next = "RECALLED"
+        with m.State("RECALL-TARGET"):
+            m.next = "RECALL-ROLE"
+        with m.State("RECALL-ROLE"):
+            m.d.sync += self._index.eq(Mux(program.single, program.source, self._target.strip))
+            m.next = "RECALL-LINE"
+        with m.State("RECALL-LINE"):
+            m.next = "RECALLED"
+        with m.State("RECALLED"):
+            m.d.comb += [self.recalled.valid.eq(1), told.last.eq(self._recalled_all)]
+            with m.If(~self._recalled_all):
+                m.d.comb += [
+                    told.array.eq(program.array),
+                    told.port.eq(sent.port),
+                    told.block.eq(sent.block),
+                    told.line.eq(sent.line),
+                ]
+            with m.If(self.recalled.ready):
+                m.next = "RECALL-SELECT"
+                with m.If(self._recalled_all):
+                    m.next = "RECALL"
 
     def _send_steps(self, m: Module) -> None:
         """The states from BEGIN-PASS, which send the steps of a pass, up to STORE."""
@@ -919,6 +1073,7 @@ class Sequencer(wiring.Component):
         with m.State("PLAN"):
             m.d.comb += [self._planning.again.valid.eq(1), self._state_write.en.eq(1)]
             with m.If(self._planning.again.ready):
+                m.d.comb += self._releases.eq(1)
                 m.next = "IDLE"
 
     def _is_stale(self, port: Value) -> Value:
@@ -1105,6 +1260,7 @@ class Sequencer(wiring.Component):
                 m.d.sync += torn.eq(1)
             with m.Else():
                 m.d.sync += kept.eq(kept | own)
+            self._unless_power_fails(m)
         with m.State("GIVE-UP"):
             m.d.comb += [self.fail.valid.eq(1), self.fail.payload.eq(self._target.port)]
             with m.If(self.fail.ready):
@@ -1135,6 +1291,7 @@ class Sequencer(wiring.Component):
             m.d.comb += self._flushes.request.valid.eq(1)
             with m.If(self._flushes.request.ready):
                 m.next = "IDLE"
+            self._unless_power_fails(m)
         with m.State("SELECT-STRIP"):
             m.d.sync += [self._index.eq(self._lowest), pending.eq(pending & (pending - 1))]
             m.next = "FIND-STRIP"
@@ -1159,6 +1316,7 @@ class Sequencer(wiring.Component):
                 holds = program.mirrored | self._abandoned | ~written
                 with m.If((~recover | program.fills) & holds):
                     m.next = "FREE-STRIP"
+            self._unless_power_fails(m)
         with m.State("FREE-STRIP"):
             m.d.comb += [self.free.valid.eq(1), self.free.payload.eq(self._strip.line)]
             with m.If(self.free.ready):
@@ -1183,6 +1341,7 @@ class Sequencer(wiring.Component):
                 self._give_back(m, program.aux & ~self._delivers, then=Next.RETIRE)
                 with m.If(self._gathers & pending.any()):
                     m.next = "FIND-RECOVERED"
+            self._unless_power_fails(m)
 
     def _end_walk(self, m: Module) -> None:
         """The states JUDGE-WALK and END-WALK, of a row that was walked, up to RETIRE."""
@@ -1195,13 +1354,17 @@ class Sequencer(wiring.Component):
                 m.next = "RETIRE"
                 with m.If(self._program.single):
                     self._give_back(m, self._program.aux, then=Next.RETIRE)
+            self._unless_power_fails(m)
 
     def _retire(self, m: Module) -> None:
         """The state RETIRE: the row slot goes back."""
         with m.State("RETIRE"):
             m.d.comb += self.retired.valid.eq(~self._filled)
             with m.If(self.retired.valid & self.retired.ready):
+                m.d.comb += self._releases.eq(1)
                 m.next = "IDLE"
             m.d.comb += self.filled.valid.eq(self._filled)
             with m.If(self.filled.valid & self.filled.ready):
+                m.d.comb += self._releases.eq(1)
                 m.next = "IDLE"
+            self._unless_power_fails(m)
