@@ -508,6 +508,12 @@ class StreamSink(_Port):
             self._task.cancel()
             self._task = cocotb.start_soon(self._run())
 
+    def stop(self) -> None:
+        """Takes nothing any more, and does not look at what is offered."""
+        self._task.cancel()
+        self._resting = False
+        self._ready.value = 0
+
     def __len__(self) -> int:
         return len(self._items)
 

@@ -173,8 +173,10 @@ class Bench:
             # One of two arrays.
             dut.exists.value = 3
 
+        self.sinks: dict[str, StreamSink] = {"flush": self.drives.flush_sink}
+
         def sink(name, callback, layout=None, **more):
-            StreamSink(
+            self.sinks[name] = StreamSink(
                 dut, name, layout=layout, active=active, seed=seed, callback=callback, **more
             )
 

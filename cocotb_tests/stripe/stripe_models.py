@@ -123,6 +123,8 @@ class ArrayModel:
         """Fields of `hdl.flow.geometry.geometry`."""
         # Nothing but this allows updates where rows are not walked.
         assumed = {} if config.background else {"assumed": 1}
+        if config.metadata:
+            assumed["data_offset"] = DATA_OFFSET_BLOCKS
         return assumed | {
             "valid": 1,
             "width": self.width,
@@ -338,8 +340,9 @@ class DrivesModel:
     unreadable unless ``spoils_refused``. A write that is aborted may have been stored. An operation
     at a block in ``held`` waits for the event there. With ``intent_chunks`` no row slot may write
     that is not in ``begun``, which maps those announced to what was said of them, unless
-    ``needs_no_mark`` is true of it and the port. ``wants_fua`` says of an operation whether it is
-    to be FUA, or None, and ``wants_more`` whether it is to say that more follows, or None.
+    ``needs_no_mark`` is true of it and the port. ``lets`` is told of slots that ask. ``wants_fua``
+    says of an operation whether it is to be FUA, or None, and ``wants_more`` whether it is to say
+    that more follows, or None.
     ``stored`` is what outlives a power cut: what was written or read with FUA, and what drives held
     as they were flushed. What the controller has made unreadable is in ``marked``. What of that was
     not flushed since is in ``spoilt``: a power cut makes it readable again. ``flush_errors``:
@@ -384,6 +387,7 @@ class DrivesModel:
         self.spoils_refused = False
         self.may_fail = lambda port: False
         self.begun: dict[int, tuple[int, int]] = {}
+        self.lets: Callable[[int], None] | None = None
         self.needs_no_mark = lambda slot, port: False
         self.wants_fua: Callable[[Any], bool | None] = lambda one: False
         self.wants_more: Callable[[Any], bool | None] = lambda one: None
@@ -409,7 +413,7 @@ class DrivesModel:
                 layout=intention(config),
                 active=active,
                 seed=seed,
-                callback=lambda one: self.begun.update({one.slot: (one.array, one.row)}),
+                callback=self._begin,
             )
         self.asked = StreamSink(
             dut,
@@ -423,7 +427,7 @@ class DrivesModel:
         self._told = StreamSource(
             dut, "flushed", layout=finished(config), active=active, seed=seed
         )
-        StreamSink(
+        self.flush_sink = StreamSink(
             dut,
             "flush",
             layout=operation(config),
@@ -432,6 +436,15 @@ class DrivesModel:
             callback=lambda one: cocotb.start_soon(self._flush(one)),
             ignores=FLUSH_IGNORES,
         )
+
+    def answers(self, answers: bool) -> None:
+        """Whether ends of operations are told, or kept for later."""
+        self._finished.paused = not answers
+
+    def _begin(self, one) -> None:
+        self.begun[one.slot] = one.array, one.row
+        if self.lets is not None and one.asks:
+            self.lets(one.slot)
 
     async def _flush(self, one) -> None:
         """A FLUSH of a drive for rows of an array. It ends at any time."""

@@ -31,7 +31,7 @@ class WalkBench(Bench):
         dut.drives__stale.value = 0
         self.drives.needs_no_mark = self._catches_up
         TableServer(dut, "reads__boundary", lambda array: self.boundary if array == 1 else 0)
-        StreamSink(
+        self.sinks["walked"] = StreamSink(
             dut, "walked", layout=walked(config), active=active, seed=seed, callback=self._walked
         )
 

@@ -319,6 +319,8 @@ class Saver(wiring.Component):
         with m.State("HEADED"):
             m.d.comb += page.block.eq(HEAD_BLOCK)
             with m.If(page.done.valid):
+                # Pages are stored whatever the flash did before.
+                m.d.sync += self._bad.eq(0)
                 m.next = "BLOCKS"
                 with m.If(~page.done.payload):
                     m.next = "FAILED"
