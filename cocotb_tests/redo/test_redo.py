@@ -29,6 +29,7 @@ from hdl.redo.page_writer import PageWriter
 from hdl.redo.redo import Redo
 from hdl.redo.replay import Replay
 from hdl.redo.saver import Saver
+from sim.golden import redo as golden
 
 DAMAGES = (
     "head", "list", "data", "data", "unreadable", "unreadable", "other list", "odd head",
@@ -206,6 +207,12 @@ async def save(bench: Bench, kind: str, count: int) -> None:
     assert sample(dut.reads)
     for where, content in bench.expected_pages(records, members).items():
         assert flash.storage.get(where) == content, f"block {where} of the flash is wrong"
+    record = golden.read(flash.storage, overhead=OVERHEAD)
+    assert record is not None and record.whole
+    found = [(one.array, one.port, one.block, one.data) for one in record.blocks]
+    assert found == [
+        (array, port, block, bench.lines[line]) for array, port, block, line in records
+    ]
     if kind == "normal":
         check_order(flash.counts.history[first:], count)
     bench.seen["saved"] += 1
