@@ -566,6 +566,8 @@ class Assembler(wiring.Component):
     def _is_dirty(self) -> Value:
         """Rows of the set may be inconsistent."""
         found = self.found.payload
+        if not self._config.backup_blocks:
+            return found.dirty
         is_there = (found.members | found.rebuilding).any()
         return found.dirty & (self._uncovered | ~is_there)
 

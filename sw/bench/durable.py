@@ -45,6 +45,9 @@ FLASH_BLOCKS = 2048
 SAVE_LIMIT_US = 50_000
 """As long as the capacitors of a small supply last."""
 
+DRIVES_LAST_NS = 1000
+"""How long drives have power after the warning."""
+
 WRITERS, APART = 256, 4096
 """Hosts that write as the power fails, and how far from each other."""
 
@@ -169,6 +172,7 @@ def _backup(_share: float, *, saves: bool) -> Figure:
     async def warn(card: SimulatedCard) -> float:
         began = card.transport.now_ns
         card.harness.fail_power()
+        await card.transport.sleep(DRIVES_LAST_NS)
         card.harness.power_loss(range(PORTS))
         while not card.harness.saved:
             await card.transport.sleep(1000)
