@@ -30,6 +30,14 @@ def test_cuts(monkeypatch, capsys):
     assert "blocks stored" in said
 
 
+def test_cuts_with_a_backup_unit(monkeypatch, capsys):
+    arguments = ("--backup", "--cuts", "4", "--seed", "7002", "--processes", "1")
+    assert run(monkeypatch, *arguments) == 0
+    said = capsys.readouterr().out
+    assert "1 cards, 4 cuts in " in said
+    assert " saves" in said
+
+
 def test_a_loss_is_told(monkeypatch, capsys):
     """What fails is told with its seed, by which it fails again."""
 
