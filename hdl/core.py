@@ -764,6 +764,8 @@ class Core(wiring.Component):
         connect(m, flipped(self.backup), redo.pins)
         connect(m, sequencer.recalled, redo.recalled)
         connect(m, sequencer.exposes, redo.exposes)
+        connect(m, sequencer.unflushed, redo.unflushed)
+        connect(m, self._background.stored, redo.proven)
         connect(m, redo.kept_read, metadata.redo_kept_read)
         connect(m, redo.home_read, metadata.home_read)
         asked = front_end.flushes.cache

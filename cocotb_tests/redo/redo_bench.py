@@ -172,7 +172,8 @@ class Bench:
         dut = self.dut
         for name in (
             "pins__power_fail", "surveyed", "used", "wanted", "steady", "clean", "flushes",
-            "stores", "exposes__valid", "hung", "sound", "plant__enable", "pins__energy_blocks",
+            "stores", "exposes__valid", "unflushed__valid", "proven__valid", "hung", "sound",
+            "plant__enable", "pins__energy_blocks",
         ):  # fmt: skip
             getattr(dut, name).value = 0
         self.know(0)
@@ -386,9 +387,10 @@ class Bench:
         await RisingEdge(self.dut.clk)
         signal.value = 0
 
-    async def expose(self, array: int) -> None:
-        self.dut.exposes__payload.value = array
-        await self.pulse(self.dut.exposes__valid)
+    async def expose(self, array: int, by: str = "exposes") -> None:
+        """Something of an array may not be stored, or is (``proven``)."""
+        getattr(self.dut, f"{by}__payload").value = array
+        await self.pulse(getattr(self.dut, f"{by}__valid"))
         await cycles_pass(self.dut.clk, self.random.randint(1, 3))
 
     async def trusted(self) -> set[int]:
@@ -398,33 +400,45 @@ class Bench:
         steady = choose.getrandbits(4) | choose.getrandbits(4)
         dut.steady.value = steady
         exposed: set[int] = set()
-        for _ in range(choose.randrange(9)):
+        walked: set[int] = set()
+        for _ in range(choose.randrange(13)):
             array = choose.choice(arrays)
-            match choose.randrange(4):
+            match choose.randrange(6):
                 case 0 | 1:
                     await self.expose(array)
                     exposed.add(array)
+                case 4:
+                    await self.expose(array, by="unflushed")
+                    walked.add(array)
+                case 5:
+                    await self.expose(array, by="proven")
+                    walked.discard(array)
                 case 2:
                     dut.clean.value = 1 << array
                     await RisingEdge(dut.clk)
                     exposed.discard(array)
+                    walked.discard(array)
                     if choose.random() < 0.3:
                         await self.expose(array)
                     await RisingEdge(dut.clk)
                     dut.clean.value = 0
                     await RisingEdge(dut.clk)
                 case _:
-                    exposed = await self._flush(exposed)
-        return {array for array in arrays if steady >> array & 1} - exposed
+                    exposed, walked = await self._flush(exposed, walked)
+        return {array for array in arrays if steady >> array & 1} - exposed - walked
 
-    async def _flush(self, exposed: set[int]) -> set[int]:
-        """The host switches the cache off, while arrays are written to. Those that stay exposed."""
+    async def _flush(self, exposed: set[int], walked: set[int]) -> tuple[set[int], set[int]]:
+        """The host switches the cache off, while arrays are written to. Those that stay exposed,
+        and those that walks have written to."""
         dut, choose = self.dut, self.random
         dut.flushes.value = 1
         await cycles_pass(dut.clk, choose.randint(1, 5))
         later = {one for one in range(SIZES.arrays) if choose.random() < 0.3}
         for one in later:
             await self.expose(one)
+        walks = {one for one in range(SIZES.arrays) if choose.random() < 0.3}
+        for one in walks:
+            await self.expose(one, by="unflushed")
         stores = choose.random() < 0.7
         dut.stores.value = int(stores)
         await cycles_pass(dut.clk, choose.randint(1, 3))
@@ -433,7 +447,10 @@ class Bench:
             dut.stores.value = 0
         await cycles_pass(dut.clk, 2)
         dut.stores.value = 0
-        return later if stores else exposed | later
+        if stores:  # of an array that is written to meanwhile, nothing is known
+            both = later | walks
+            return exposed & both | later, walked & both | walks
+        return exposed | later, walked | walks
 
     def limit(self, energy: int, *, there: bool) -> int:
         """How much may be on its way."""

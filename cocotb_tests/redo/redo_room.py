@@ -66,6 +66,8 @@ class RedoRoom(wiring.Component):
                 "steady": In(config.arrays),
                 "clean": In(config.arrays),
                 "exposes": In(Pulse(config.array_bits)),
+                "unflushed": In(Pulse(config.array_bits)),
+                "proven": In(Pulse(config.array_bits)),
                 "flushes": In(1),
                 "stores": In(1),
                 "recalls": Out(1),
@@ -91,7 +93,7 @@ class RedoRoom(wiring.Component):
         m.submodules.kept = kept = kept_table(config)
         m.submodules.drives = drives = Drives(config=config)
         m.submodules.store = store = LineStore(config=config, readers=3, writers=4)
-        for name in ("pins", "home_read", "exposes", "recalled"):
+        for name in ("pins", "home_read", "exposes", "unflushed", "proven", "recalled"):
             inner, outer = getattr(redo, name), flipped(getattr(self, name))
             connect(m, *((inner, outer) if name in ("pins", "home_read") else (outer, inner)))
         connect(m, flipped(self.plant), kept.write)

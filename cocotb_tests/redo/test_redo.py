@@ -463,6 +463,15 @@ BUGS = {
     "what is written during a flush counts as stored": (
         lambda: planted(Redo, "_watch_arrays", "flushed & ~exposes", "flushed"), PLAIN, NORMAL,
     ),
+    "what walks write counts as stored": (
+        lambda: planted(Redo, "_watch_arrays", "~exposed & ~walked", "~exposed"), PLAIN, NORMAL,
+    ),
+    "a job that is done proves what the host has written": (
+        lambda: planted(
+            Redo, "_watch_arrays", "(exposed & ~stored)", "(exposed & ~(stored | proven))"
+        ),
+        PLAIN, NORMAL,
+    ),
     "drives that lose their power are none": (
         lambda: planted(Redo, "_share", "sound.eq(self._sound)", "sound.eq(self.sound)"),
         PLAIN, NORMAL,

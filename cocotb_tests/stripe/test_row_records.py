@@ -98,6 +98,7 @@ class RecordBench(WalkBench):
         super().__init__(dut, CONFIG, array, seed=seed, active=active)
         self.phases: dict[int, Phase] = {}
         self.exposed = 0
+        self.walked = self.to_walk = 0
         self.to_expose = 0
         self.limit = NO_LIMIT
         self.parity.dirty = True  # rows of zeros
@@ -126,9 +127,11 @@ class RecordBench(WalkBench):
             yield
             if sample(dut.rst):
                 continue
-            if sample(dut.exposes__valid):
-                assert sample(dut.exposes__payload) == ARRAY
-                self.exposed += 1
+            for name in ("exposes", "unflushed"):
+                if sample(getattr(dut, f"{name}__valid")):
+                    assert sample(getattr(dut, f"{name}__payload")) == ARRAY
+                    self.exposed += 1
+                    self.walked += name == "unflushed"
             ended = taken("finished")
             if ended is not None:
                 self._ends(unpack(self._end, ended))
@@ -151,6 +154,7 @@ class RecordBench(WalkBench):
         exempt = row.walk and row.walk["kind"] not in MAKE_RIGHT
         stored = one.opcode == Opcode.WRITE and (one.fua or exempt)
         self.to_expose += not stored
+        self.to_walk += bool(row.walk and not stored and one.opcode == Opcode.WRITE)
         self.seen["exempt"] += bool(exempt)
         if one.opcode != Opcode.WRITE:
             self.seen["marks"] += 1
@@ -260,6 +264,7 @@ class RecordBench(WalkBench):
 
     def check_exposed(self) -> None:
         assert self.exposed == self.to_expose, f"exposed {self.exposed} times, not {self.to_expose}"
+        assert self.walked == self.to_walk, f"by walks {self.walked} times, not {self.to_walk}"
 
 
 def bench_of(dut) -> RecordBench:

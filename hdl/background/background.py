@@ -69,6 +69,8 @@ class Background(wiring.Component):
         Rows to work on.
     walked
         How they ended.
+    stored
+        That of `hdl.background.jobs.Jobs`.
     boundary_read
         First row of an array that is not rebuilt, for sequencer and dispatch.
     sync_read
@@ -126,6 +128,7 @@ class Background(wiring.Component):
                 "follow": In(Pulse(config.array_bits)),
                 "whole": Out(config.arrays),
                 "idle": Out(config.arrays),
+                "stored": Out(Pulse(config.array_bits)),
                 "filled": Out(Pulse(config.array_bits)),
                 "host_active": In(1),
                 "ask": Out(stream.Signature(MAX_DRIVES)),
@@ -250,6 +253,7 @@ class Background(wiring.Component):
         """What jobs are ordered, and what they know of their arrays."""
         jobs = self._jobs
         connect(m, flipped(self.rewind), jobs.rewind)
+        connect(m, jobs.stored, flipped(self.stored))
         for outer, inner in zip(self.boundary_read, list(jobs.boundary_read)[:2], strict=True):
             connect(m, flipped(outer), inner)
         # The first is the report's.

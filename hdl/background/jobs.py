@@ -103,6 +103,8 @@ class Jobs(wiring.Component):
         One bit per array. It has been in DOUBT, and no RESYNC or ZERO has ended since.
     ended
         A pulse when a job has ended.
+    stored
+        A job of this array is DONE, and the drives have stored what it has written.
     slice
         Rows that `hdl.background.walker.Walker` is to walk.
     slice_end
@@ -152,6 +154,7 @@ class Jobs(wiring.Component):
                 "torn": Out(config.arrays),
                 "inconsistent": Out(config.arrays),
                 "ended": Out(1),
+                "stored": Out(Pulse(config.array_bits)),
                 "slice": Out(stream.Signature(slice_request(config))),
                 "slice_end": In(stream.Signature(SliceEnd)),
                 "stop": Out(1),
@@ -638,16 +641,17 @@ class Jobs(wiring.Component):
         in sync.
         """
         outcome = self.control.outcome
+        m.d.comb += self.stored.payload.eq(self._array)
         with m.State("HAND-OVER"):
             m.d.comb += self.control.rebuilt.eq(~self.control.order.valid)
             with m.If(self.control.handed):
                 self._end(m, JobState.DONE)
-                m.d.comb += self._is_through.eq(1)
+                m.d.comb += [self._is_through.eq(1), self.stored.valid.eq(1)]
                 released = outcome == MigrationEnd.RELEASED
                 rebuilds = self._rebuild | self._migration
                 with m.If(released | (~rebuilds & self._has_failed)):
                     self._fail(m)
-                    m.d.comb += self._is_through.eq(0)
+                    m.d.comb += [self._is_through.eq(0), self.stored.valid.eq(0)]
                 with m.If(self._migration & (outcome == MigrationEnd.STALE)):
                     self._go_on_as_rebuild(m)
             with m.Elif(self.control.order.valid):

@@ -34,7 +34,8 @@ class Redo(wiring.Component):
     say what is so, its rows are in sync, and it is not *exposed*. It is exposed once something that
     is not written with Force Unit Access has been sent to its drives, or a drive has not stored
     what it was sent. It is not any more once its superblocks say that it is clean, or the drives
-    have been flushed as the host switched the volatile write cache off.
+    have been flushed as the host switched the volatile write cache off. What walks have written is
+    stored as well once their job is DONE.
 
     Parameters
     ----------
@@ -67,8 +68,10 @@ class Redo(wiring.Component):
         One bit per array. Its superblocks say what is so, and its rows are in sync.
     clean
         One bit per array. Superblocks say that it is clean, and nothing is written to it.
-    exposes
-        That of `hdl.stripe.rows.sequencer.Sequencer`.
+    exposes, unflushed
+        Those of `hdl.stripe.rows.sequencer.Sequencer`.
+    proven
+        ``stored`` of `hdl.background.jobs.Jobs`.
     flushes, stores
         A level: all drives are flushed as the host switches the cache off. With it, all drives that
         have not failed have stored what they had as it rose.
@@ -112,6 +115,8 @@ class Redo(wiring.Component):
                 "steady": In(config.arrays),
                 "clean": In(config.arrays),
                 "exposes": In(Pulse(config.array_bits)),
+                "unflushed": In(Pulse(config.array_bits)),
+                "proven": In(Pulse(config.array_bits)),
                 "flushes": In(1),
                 "stores": In(1),
                 "recalls": Out(1),
@@ -139,6 +144,7 @@ class Redo(wiring.Component):
         self._sound = Signal(MAX_DRIVES)
         self._steady = Signal(config.arrays)
         self._exposed = Signal(config.arrays)
+        self._walked = Signal(config.arrays)  # the same, by walks
         self._flushed = Signal(config.arrays)  # nothing else has been written since it began
 
     def elaborate(self, platform) -> Module:
@@ -211,14 +217,18 @@ class Redo(wiring.Component):
 
     def _watch_arrays(self, m: Module) -> None:
         """Which arrays may be trusted."""
-        config, exposed, flushed = self._config, self._exposed, self._flushed
-        exposes = Signal(config.arrays)
-        with m.If(self.exposes.valid):
-            m.d.comb += exposes.eq(1 << self.exposes.payload)
-        m.d.sync += flushed.eq(Mux(self.flushes, flushed & ~exposes, -1))
-        stored = Mux(self.flushes & self.stores, flushed, 0)
-        m.d.sync += exposed.eq((exposed & ~(stored | self.clean)) | exposes)
-        m.d.comb += self._saver.trusted.eq(self._steady & ~exposed)
+        exposed, walked, flushed = self._exposed, self._walked, self._flushed
+        exposes, walks, proven = (
+            Mux(pulse.valid, 1 << pulse.payload, 0)
+            for pulse in (self.exposes, self.unflushed, self.proven)
+        )
+        m.d.sync += flushed.eq(Mux(self.flushes, flushed & ~exposes & ~walks, -1))
+        stored = Mux(self.flushes & self.stores, flushed, 0) | self.clean
+        m.d.sync += [
+            exposed.eq((exposed & ~stored) | exposes),
+            walked.eq((walked & ~(stored | proven)) | walks),
+        ]
+        m.d.comb += self._saver.trusted.eq(self._steady & ~exposed & ~walked)
 
     def _save(self, m: Module) -> Value:
         """The card ends what it does once the power fails, and saves. Returns whether it fails."""

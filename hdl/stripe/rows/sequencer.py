@@ -169,8 +169,10 @@ class Sequencer(wiring.Component):
         With ``backup_blocks``, a level: so many blocks may be on their way. It is 2 * ``targets``
         at least.
     exposes
-        With ``backup_blocks``: what is written to this array may not be stored, or a drive has not
-        stored it.
+        With ``backup_blocks``: what a host writes to this array may not be stored, or a drive has
+        not stored what it was sent.
+    unflushed
+        With ``backup_blocks``: so with what a walk writes that makes rows right.
 
     ``finished`` and ``pass_done`` are taken whatever ``operation``, ``step`` and ``allocate`` do:
     the operations of a row are queued inside, and a row begins a phase only when all of them fit.
@@ -214,6 +216,7 @@ class Sequencer(wiring.Component):
                 "recalled": Out(stream.Signature(recalled(config))),
                 "most_unwritten": In(unwritten_bits(config)),
                 "exposes": Out(Pulse(config.array_bits)),
+                "unflushed": Out(Pulse(config.array_bits)),
                 "busy": Out(1),
             }
         )
@@ -945,7 +948,10 @@ class Sequencer(wiring.Component):
             self._reserved.eq(self._reserved + more - fewer),
             self._has_room.eq(self._reserved + most <= self.most_unwritten),
         ]
-        m.d.comb += self.exposes.payload.eq(self._program.array)
+        m.d.comb += [
+            self.exposes.payload.eq(self._program.array),
+            self.unflushed.payload.eq(self._program.array),
+        ]
 
     def _note_sent(self, m: Module) -> None:
         """Ends a state: a block is sent to a drive, for the first time or again."""
@@ -953,7 +959,11 @@ class Sequencer(wiring.Component):
         own = self._now.unwritten.bit_select(self._number, 1)
         right = Cat(program.walk.kind == kind for kind in MAKE_RIGHT).any()
         stored = sent.operation.fua | (self._walks & ~right)
-        m.d.comb += self.exposes.valid.eq(~(sent.has_line & stored))
+        walked = self._walks & sent.has_line
+        m.d.comb += [
+            self.exposes.valid.eq(~((sent.has_line & stored) | walked)),
+            self.unflushed.valid.eq(walked & ~stored),
+        ]
         with m.If(sent.has_line):
             m.d.sync += own.eq(1)
 
