@@ -479,6 +479,10 @@ BUGS = {
 }  # fmt: skip
 
 
+TRIES = 4
+"""Seeds with which a bug must be found."""
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_redo(seed):
     run(f"redo_{seed}", seed=seed, rounds=12, many=260 if seed == 2 else 0)
@@ -503,13 +507,19 @@ def test_records_that_do_not_fit_are_found():
 
 
 def must_find(bug: str) -> None:
-    """A bug is found."""
+    """A bug is found with one of a few seeds."""
     redo, replays, saves = BUGS[bug]
-    with pytest.raises(SimulationError, match="failed: what_is_saved_is_replayed"):
-        run(
-            f"redo_{bug.replace(' ', '_')}", redo(), rounds=40, most=13, replays=replays,
-            saves=saves,
-        )  # fmt: skip
+    found = "nothing"
+    for seed in range(1, 1 + TRIES):
+        try:
+            run(
+                f"redo_{bug.replace(' ', '_')}", redo(), rounds=40, most=13, replays=replays,
+                saves=saves, seed=seed,
+            )  # fmt: skip
+        except SimulationError as error:
+            found = str(error)
+            break
+    assert "failed: what_is_saved_is_replayed" in found, f"{bug}: {found}"
 
 
 @pytest.mark.parametrize("bug", [*BUGS][:1])

@@ -451,7 +451,8 @@ BUGS = {
         "_note_end", "ends & (event.status != DriveStatus.GOOD)", "0", "raid0", GOES_ON,
     ),
     "a mark does not expose": (
-        "_note_sent", "~(sent.has_line & stored)", "~stored", "raid6_wide", GOES_ON,
+        "_note_sent", "~((sent.has_line & stored) | walked)", "~(stored | walked)",
+        "raid6_wide", GOES_ON,
     ),
     "FUA exposes": ("_note_sent", "sent.operation.fua | ", "", "raid5", GOES_ON),
     "no walk exposes": ("_note_sent", "self._walks & ~right", "self._walks", "raid5", GOES_ON),
@@ -459,7 +460,7 @@ BUGS = {
 }  # fmt: skip
 """What is planted: a method, what it has, and what it has then; the array, and the test."""
 
-TRIES = 4
+TRIES = 16
 """Seeds with which a bug must be found."""
 
 

@@ -123,13 +123,13 @@ class WalkBench(Bench):
     ) -> int:
         """Launches a walk once a row slot is free and nobody is at the row; its tag. ``age``: that
         many eras ago ``source`` was named."""
-        tags = [tag for tag in range(256) if tag not in self.walking and tag not in self.results]
 
         def possible() -> bool:
             busy = any(one.row == row for one in self.slots.values())
             return len(self.slots) < self.config.rows and not busy
 
         await wait_until(self.dut, possible, cycles=PATIENCE, what="room for a walk")
+        tags = [tag for tag in range(256) if tag not in self.walking and tag not in self.results]
         base, shift = self.place(row)
         if not self.array.parities:
             shift = (shift + strip * self.array.copies) % self.array.width

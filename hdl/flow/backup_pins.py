@@ -20,7 +20,8 @@ class BackupPins(wiring.Signature):
         A level: how many blocks the flash can store with the energy that there is. It is 0 while
         that is not known.
     saved
-        A level, after ``power_fail``: nothing more is to be saved, and the power may go.
+        A level, after ``power_fail``: all is saved that had to be, and the power may go. It stays
+        0 if the unit has failed, or the flash has not stored the record.
     """
 
     def __init__(self):

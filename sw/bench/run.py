@@ -61,14 +61,15 @@ def load_card(
     removed once the array is there.
     """
     drive = drive or Ideal(capacity=DRIVE_BLOCKS, latency_ps=latency_ns * NANOSECOND)
-    drives = [drive] * ports
+    config = config or board(ports)
+    drives = [drive] * config.ports  # there may be a flash as well
     load = Load(
         profile,
         outstanding,
         warm_up_ns=WARM_UP_NS * share,
         measure_ns=MEASURE_NS * share,
     )
-    with SimulatedCard(config or board(ports), drives, link=LINK) as card:
+    with SimulatedCard(config, drives, link=LINK) as card:
 
         def count() -> dict[str, int]:
             totals = card.harness.statistics()
