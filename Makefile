@@ -99,6 +99,8 @@ test-full: checks ## as test, slow tests too (as root it installs what only thos
 	$(VENV) -m campaign --runs $(RUNS) --processes $(PROCESSES) \
 		$(if $(SEED),--seed $(SEED))
 	$(VENV) -m powercut --cuts $(CUTS) --processes $(PROCESSES) $(if $(SEED),--seed $(SEED))
+	$(VENV) -m powercut --backup --cuts $(CUTS) --processes $(PROCESSES) \
+		$(if $(SEED),--seed $(SEED))
 
 synth: $(STAMP) ## area and clock frequency of each block on an ECP5 (BLOCKS='mapper ..')
 	$(VENV) -m synth $(BLOCKS)
