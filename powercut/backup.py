@@ -96,7 +96,7 @@ class BackupLives(Lives):
         harness = card.harness
         before = harness.image(FLASH)
         if self._has("warning"):
-            card.run(self._warn(card))
+            self._warn(card)
             after = harness.image(FLASH)
             if harness.saved and after != before:
                 self._check_energy(after)
@@ -106,8 +106,8 @@ class BackupLives(Lives):
             assert harness.image(FLASH) == before, "a record was saved without energy"
         harness.power_loss()
 
-    async def _warn(self, card: SimulatedCard) -> None:
-        """The card saves what it must, or the power goes before."""
+    def _warn(self, card: SimulatedCard) -> None:
+        """The card saves what it must, or the power goes before. The host has no power any more."""
         harness, chance = card.harness, self._chance
         harness.fail_power()
         now = harness.now_ns
@@ -122,7 +122,7 @@ class BackupLives(Lives):
             if not gone and harness.now_ns >= drives_end:
                 harness.power_loss(self.ports)
                 gone = True
-            await card.transport.sleep(STEP_NS)
+            harness.run(harness.now_ns + STEP_NS)
         if harness.saved:
             self.seen["saves"] += 1
             self.seen["saves while drives had no power"] += gone
