@@ -413,6 +413,7 @@ class Bench:
             self.dut.load_read__address.value = port
             await cycles_pass(self.dut.clk, 2)
             assert not sample(self.dut.load_read__data), f"port {port} has blocks to do"
+        assert sample(self.dut.room) == self.config.operations, "operations are left over"
 
 
 def traffic(bench: Bench, count: int):

@@ -339,7 +339,7 @@ class Faulty(wiring.Component):
         m.submodules.inner = inner = self._inner
         fault = self._fault
         for name, member in self.signature.members.items():
-            if name in ("failed", "doubted", "restarts", "busy", "now", "deadline"):
+            if name in ("failed", "doubted", "restarts", "busy", "now", "deadline", "room"):
                 continue
             ours, theirs = getattr(self, name), getattr(inner, name)
             if member.is_port or not member.dimensions:
@@ -351,6 +351,7 @@ class Faulty(wiring.Component):
             inner.failed.eq(self.failed),
             inner.now.eq(self.now),
             self.deadline.eq(inner.deadline),
+            self.room.eq(inner.room),
             self.busy.eq(inner.busy),
         ]
         if "doubted" in self.signature.members:
